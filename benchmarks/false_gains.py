@@ -38,6 +38,7 @@ from loaderdoctor.instrument.wire.protocol import (
 from loaderdoctor.instrument.wire.records import Environment, LoaderRecord
 from loaderdoctor.settings import Settings
 from loaderdoctor.tryout.ablating import LoopEvidence
+from loaderdoctor.tryout.competition import is_loose
 from loaderdoctor.tryout.measuring import Equipment
 from loaderdoctor.tryout.windows import sizes
 
@@ -172,7 +173,12 @@ def diagnosed(series: Series, *, gain: float, seed: int) -> Verification:
     order = list(CANDIDATES)
     random.Random(seed + 1).shuffle(order)
     found = verifier.verify(order, rest_ms=None, in_code=IN_CODE)
-    return verifier.go_on(MORE_S) if found.best is None and verifier.undecided else found
+    until_s = run.now_s + MORE_S
+    if found.best is None and verifier.undecided:
+        found = verifier.go_on(MORE_S)
+    if found.best is not None and is_loose(found.best):
+        found = verifier.confirm(found.best, until_s - run.now_s)
+    return found
 
 
 def false_and_found(found: Verification, *, gain: float) -> tuple[bool, bool]:

@@ -21,6 +21,7 @@ import argparse
 import contextlib
 import importlib.util
 import json
+import math
 import os
 import queue
 import re
@@ -57,6 +58,10 @@ POINTS = 0.05
 HIGH, MODERATE = 0.20, 0.05  # of the step: below, input can't be called so
 MARGIN = 0.03  # or the noise
 KEPT = 0.15  # a promise is kept where the change gives what was said within this
+# The run with the change takes so many times as long: batches made ahead of its first step are then
+# a tenth of all (24 of 240 of imagenet's with twelve workers).
+CHANGED = 4
+KEPT_WORDS = {True: "yes", False: "**no**", None: "too short to tell"}
 # That a step may be off by the script's own meter. Chosen, not derived: a meter counts the time
 # between two lines over the steps between them, with whatever else is done; and the runs are two.
 METER = 0.25
@@ -151,7 +156,8 @@ def row_of(case: Case, clones: Path, data: Path, work: Path, args: argparse.Name
         nonlocal plain_output, ended
         plain, ready, one = timed_run(
             prepared.command(script_args), cwd=prepared.folder, env=prepared.env,
-            folder=work / f"timed-{time.monotonic_ns()}", seconds=args.seconds,
+            folder=work / f"timed-{time.monotonic_ns()}",
+            seconds=args.seconds * (1 if script_args is None else CHANGED),
             ready=script_args is None and not case.own_loop,
             start_limit_s=OWN_LOOP_S if case.own_loop else START_LIMIT_S,
         )  # fmt: skip
@@ -245,11 +251,22 @@ def args_with(case: Case, row: dict[str, Any], prepared: Prepared) -> list[str] 
 
 
 def kept(advice: dict[str, Any], runs: dict[str, list[Timing]]) -> dict[str, Any]:
-    """What following it gave, and whether that is what was promised."""
+    """What following it gave, and whether that is what was promised; None: too short to tell.
+
+    What it gave lies between `by_hand_ms` and `by_hand_most_ms`: batches made ahead of the run.
+    """
     before = statistics.mean(one.step_ms for one in runs["plain"])
     after = statistics.mean(one.step_ms for one in runs["changed"])
-    ok = abs(after / advice["promised_ms"] - 1) <= KEPT if advice["promised_ms"] else False
-    return {"by_hand_before_ms": before, "by_hand_ms": after, "kept": ok}
+    most = statistics.mean(one.most_ms for one in runs["changed"])
+    promised = advice["promised_ms"] or math.inf
+    ok = after * (1 - KEPT) <= promised <= most * (1 + KEPT)
+    known = not ok or most <= after * (1 + KEPT)
+    return {
+        "by_hand_before_ms": before,
+        "by_hand_ms": after,
+        "by_hand_most_ms": most,
+        "kept": ok if known else None,
+    }
 
 
 def meters_in(case: Case, output: str) -> dict[str, float] | None:
@@ -363,8 +380,9 @@ def print_tables(rows: list[dict[str, Any]]) -> None:
         print(
             f"| `{row['name']}` | {of['option']} | {of['now_ms']:.1f} → "
             f"{of['promised_ms'] or 0:.1f} ({how}) | "
-            f"{of['by_hand_before_ms']:.1f} → {of['by_hand_ms']:.1f} | "
-            f"{'yes' if of['kept'] else '**no**'} |"
+            f"{of['by_hand_before_ms']:.1f} → {of['by_hand_ms']:.1f} to "
+            f"{of['by_hand_most_ms']:.1f} | "
+            f"{KEPT_WORDS[of['kept']]} |"
         )
 
 

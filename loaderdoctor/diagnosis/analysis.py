@@ -51,6 +51,15 @@ class Analysis:
     log: WorkerLog | None
     problems: tuple[str, ...] = field(default=())  # evidence that could not be read
 
+    @property
+    def rest_ms(self) -> float | None:
+        """What no loader setting can go below: the step without input, and copies if known."""
+        ablation = self.facts.ablation
+        if ablation is None:
+            return None
+        rest = ablation.no_copy_ms or ablation.no_input_ms
+        return rest.value if rest is not None else None
+
 
 def analyse(
     evidence: LoopEvidence,

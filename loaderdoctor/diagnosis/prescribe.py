@@ -98,6 +98,13 @@ def _rank(row: model.Recommendation, quick: Collection[str]) -> int:
     return 0 if row.setting in quick else 1
 
 
+def leading(verification: Verification | None) -> Compared | None:
+    """What was tried and is advised first of all that was tried; None where nothing helps."""
+    best = verification.best if verification is not None else None
+    ahead = [one for one in _in_code(verification) if _worth_its_lines(one, best)]
+    return next(iter(ahead), best)
+
+
 def _in_code(verification: Verification | None) -> list[Compared]:
     """What was tried in the dataset, helps, and took less than the best settings; fastest first."""
     if verification is None:

@@ -16,6 +16,7 @@ from loaderdoctor.attribution.pictures import tracks
 from loaderdoctor.attribution.trace_facts import attribute
 from loaderdoctor.diagnosis.advised import Advised, kept_back_s, trace_advised
 from loaderdoctor.diagnosis.analysis import Analysis, analyse, overlay
+from loaderdoctor.diagnosis.first_advice import lacks, loose_lead
 from loaderdoctor.diagnosis.gather import Gatherer, MemoryHistory, history_row, record
 from loaderdoctor.diagnosis.prescribe import not_advised_rows, prescribed_rows, trial_rows
 from loaderdoctor.diagnosis.ranks import GroupAnalysis, analyse_group
@@ -23,7 +24,6 @@ from loaderdoctor.diagnosis.seconds import Allowance
 from loaderdoctor.diagnosis.unsettled import ended_by_itself, not_again, unsettled
 from loaderdoctor.diagnosis.verify import Verification, Verifier, loop_trials
 from loaderdoctor.errors import LoaderdoctorError, RunError
-from loaderdoctor.estimate import Estimate
 from loaderdoctor.findings.exposure import is_open
 from loaderdoctor.instrument.command.launched_run import ScriptRunLike
 from loaderdoctor.instrument.command.rank_group import RankGroup
@@ -194,32 +194,36 @@ class Diagnosis:
                 return
             untried = self._options.verify and self.verification is None
             keeps = untried and not last
-            end_s = seconds.longer_until_s(self._clock()) if keeps else seconds.until_s
-            gatherer.ablate(until=end_s, with_copy=self._with_copy, most=MAX_LONGER_ROUNDS)
+            until = seconds.longer_until_s(self._clock()) if keeps else seconds.until_s
+            gatherer.ablate(until=until, with_copy=self._with_copy, most=MAX_LONGER_ROUNDS)
             if not untried or script_run.ended is not None:
                 return
             self._verify(gatherer, seconds.until_s)
             known = self.analysis or known
 
     def _measure_first_advice(self, seconds: Allowance) -> None:
-        """Where it would still be a prediction, try it on, up to the second cap."""
-        verifier, known = self._verifier, self.analysis
-        if verifier is None or known is None:
+        """Where it is still a prediction, or one window told it, go on up to the second cap."""
+        verifier, script_run = self._verifier, self._script_run
+        if verifier is None or self.analysis is None:
             return
-        rows = prescribed_rows(known.facts, known.prescription, self.verification)
-        if not rows or rows[0].to is None or rows[0].measured_step_ms is not None:
-            return  # without `to` it is a change of code, which no trial measures
-        if isinstance(self._script_run, RepeatedRun):
-            self._script_run.extend(seconds.most_budget_s)  # may be started again for it
-        if self._script_run.ended is not None or not verifier.undecided:
+        undecided = bool(verifier.undecided)
+        lack = lacks(self.analysis, self.verification, undecided=undecided)
+        if lack is None:
+            return
+        if isinstance(script_run, RepeatedRun):
+            script_run.extend(seconds.most_budget_s)  # may be started again for it
+        if script_run.ended is not None:
             return
         self._end_s = seconds.most_s
-        self._say(
-            f"the first advice is still a prediction after {self._options.budget_s:g} s: it is "
-            f"tried for longer, until {seconds.most_budget_s:g} s at most."
-        )
-        self._tell("trying settings for longer")
-        self.verification = verifier.go_on(seconds.most_until_s - self._clock())
+        self._say(lack.told(self._options.budget_s, seconds.most_budget_s))
+        again = lack.again
+        if again is None:
+            self._tell("trying settings for longer")
+            self.verification = verifier.go_on(seconds.most_until_s - self._clock())
+            again = loose_lead(self.verification)
+        if again is not None and script_run.ended is None:
+            self._tell("measuring the first advice again")
+            self.verification = verifier.confirm(again, seconds.most_until_s - self._clock())
 
     def _tell(self, what: str) -> None:
         self._on_stage(what, self.left_s)
@@ -244,7 +248,7 @@ class Diagnosis:
         )
         self.verification = verifier.verify(
             [c.settings for c in live if not c.in_code],
-            rest_ms=_rest_ms(self.analysis),
+            rest_ms=self.analysis.rest_ms,
             in_code=[c.settings for c in live if c.in_code],
         )
 
@@ -389,12 +393,3 @@ class Diagnosis:
                 write_capture(folder, RANKS, path, at_ns=at_ns, overlay=added, rank=rank)
         except LoaderdoctorError as error:
             sys.stderr.write(f"loaderdoctor: the traces were not written: {error}\n")
-
-
-def _rest_ms(analysis: Analysis) -> float | None:
-    """What no loader setting can go below: the step without input, and without copies if known."""
-    ablation = analysis.facts.ablation
-    if ablation is None:
-        return None
-    rest: Estimate | None = ablation.no_copy_ms or ablation.no_input_ms
-    return rest.value if rest is not None else None

@@ -13,6 +13,7 @@ from loaderdoctor.facts.own_settings import own_settings
 from loaderdoctor.settings import Settings
 from loaderdoctor.tryout.ablating import LoopEvidence
 from loaderdoctor.tryout.comparing import (
+    WORTH_DECIDING,
     Boundaries,
     Compared,
     by_speed,
@@ -120,14 +121,28 @@ class Verifier:
 
         Raises RunError where the measuring process hangs.
         """
-        driver = self._driver
-        driver.options = replace(driver.options, budget_s=driver.known().spent_s + left_s)
+        self._allow(left_s)
         with self._over():
             for one in self.undecided:
                 if self._winners(self._single):
                     break
                 self._compete([one])
+        self._chosen = self._chosen or self._winners(self._single)
         return self._verification(self._single, self._combined, self._chosen)
+
+    def confirm(self, one: Compared, left_s: float) -> Verification:
+        """Measure what helps again, for so many seconds at most, until its own step is known.
+
+        Raises RunError where the measuring process hangs.
+        """
+        self._allow(left_s)
+        with self._over():
+            self._compete([one.trial.index])
+        return self._verification(self._single, self._combined, self._chosen)
+
+    def _allow(self, left_s: float) -> None:
+        driver = self._driver
+        driver.options = replace(driver.options, budget_s=driver.known().spent_s + left_s)
 
     @property
     def undecided(self) -> list[int]:
@@ -155,8 +170,12 @@ class Verifier:
     def _verification(
         self, single: Sequence[int], combined: Sequence[int], winners: Sequence[Compared]
     ) -> Verification:
-        """What came of it, whether or not all was tried."""
+        """What came of it, whether or not all was tried.
+
+        Of `winners` what is known by now, where they were measured again since.
+        """
         alone = self._tried(single)
+        winners = [one for one in self._tried([w.trial.index for w in winners]) if _still_wins(one)]
         winner = winners[0] if winners else next(iter(self._winners(single)), None)
         if winner is None:
             return _shown(alone, None)
@@ -258,6 +277,16 @@ def _thread_trials(tried: Sequence[Compared]) -> tuple[ThreadTrial, ...]:
         and (step := one.step) is not None
         and (gain := one.gain) is not None
     )
+
+
+def _still_wins(one: Compared) -> bool:
+    """Whether what was shown to help does so still, once it was measured again.
+
+    Where rounds differ a lot, a second may widen the interval that the first had shown it by: it
+    stays if each of them was faster with it by an amount that matters.
+    """
+    parts = [x.value / own.value for (_, own), (_, x) in zip(one.own, one.steps, strict=True)]
+    return one.helps or max(parts, default=1.0) <= 1.0 - WORTH_DECIDING
 
 
 def _settings(tried: Sequence[Compared]) -> list[Settings]:

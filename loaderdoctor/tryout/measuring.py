@@ -42,6 +42,9 @@ from loaderdoctor.tryout.windows import SHORT_EPOCH, Cost
 TIMEOUT_SLACK_S = 15.0
 # Host memory of a trial is the largest of its windows'; it settles with the first epoch.
 MEMORY_READINGS = 2
+# A diagnosis times a boundary again where it makes so much of the epoch's steps: twice the same
+# differ by a fifth, of less than this a hundredth of the step. To time it opens a pool twice.
+WORTH_TIMING = 0.05
 # Profiled steps run up to this many times as long (`launch_bound_tiny` in traces/truth.json).
 PROFILED_FACTOR = 2.3
 
@@ -206,6 +209,10 @@ class Measurer:
         seen = [v.boundary_ms for v in trial.measurements if v.window.boundary_ns is not None]
         if not seen or seen[-1] is None:
             return True
+        last, epoch = trial.measurements[-1], windows.epoch_of(trial, self._observed)
+        step_ms = 1e3 * last.window_s / last.times.n_steps
+        if self._options.as_it_runs and epoch and seen[-1] / epoch < WORTH_TIMING * step_ms:
+            return False
         return len(seen) < windows.MIN_ROUNDS and seen[-1] / 1000 < 0.5 * expected_s
 
     def trace(self, trial: Trial, n_steps: int, cost: Cost) -> None:

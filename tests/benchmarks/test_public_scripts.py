@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import os
 import struct
@@ -57,6 +58,42 @@ def test_steps_that_begin_with_prefetched_batches_do_not_count() -> None:
     assert none.step_ms == pytest.approx(100)
 
 
+def with_a_queue(n_fast: int, n_slow: int, *, n_ahead: int = 8) -> str:
+    """`n_fast` steps of 60 ms that never wait, then such that wait 40 ms more."""
+    text, now = f"1 -1 0.0 0.0 0 {n_ahead}\n", 0.0
+    for i in range(n_fast + n_slow):
+        wait = 0.04 if i >= n_fast else 0.0
+        text += f"1 {i} {now:.4f} {now + wait:.4f} {i} 0\n"
+        now += 0.06 + wait
+    return text
+
+
+def test_a_loop_that_falls_short_is_timed_once_its_queue_is_dry() -> None:
+    timing = timing_of(with_a_queue(30, 40), PLAIN)
+    assert timing is not None
+    assert timing.step_ms == pytest.approx(100) == timing.most_ms
+    assert timing.n_steps == 38
+
+
+def test_where_no_queue_ran_dry_a_step_may_take_what_new_batches_took() -> None:
+    timing = timing_of(with_a_queue(50, 0), PLAIN)
+    assert timing is not None
+    assert timing.step_ms == pytest.approx(60)
+    assert timing.most_ms == pytest.approx(60 * 48 / 40)
+
+
+def test_advice_is_kept_broken_or_not_known_by_what_the_run_with_it_can_tell() -> None:
+    def told(promised_ms: float, after_ms: float, most_ms: float) -> Any:
+        changed = dataclasses.replace(timing_like(after_ms), most_ms=most_ms)
+        runs = {"plain": [timing_like(200)], "changed": [changed]}
+        return public_scripts.kept({"promised_ms": promised_ms}, runs)["kept"]
+
+    assert told(110, 100, 105) is True
+    assert told(130, 100, 105) is False
+    assert told(130, 100, 170) is None
+    assert told(80, 100, 170) is False
+
+
 def test_a_loader_without_training_is_not_a_loop() -> None:
     text = lines_of(0.050, 0.020, n=41, state=PLAIN)
     validation = "".join(
@@ -80,7 +117,7 @@ def test_later_epochs_begin_with_the_call_of_iter() -> None:
 def timing_like(step_ms: float, wait_ms: float = 0.0, spread: float = 0.0) -> Any:
     blocks = tuple(step_ms * (1 + spread * sign) for sign in (-1, 1, -1, 1))
     return public_truth.Timing(
-        step_ms=step_ms, wait_ms=wait_ms, blocks_ms=blocks, n_steps=40, n_epochs=1
+        step_ms=step_ms, wait_ms=wait_ms, blocks_ms=blocks, n_steps=40, n_epochs=1, most_ms=step_ms
     )
 
 

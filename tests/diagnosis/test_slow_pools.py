@@ -8,6 +8,7 @@ eight steps in 90 s told nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from loaderdoctor.diagnosis.verify import Verification, Verifier
 from loaderdoctor.instrument.wire.protocol import ProfilerSchedule
 from loaderdoctor.settings import Settings
 from loaderdoctor.tryout.ablating import LoopEvidence
+from loaderdoctor.tryout.competition import is_loose
 from loaderdoctor.tryout.measuring import Equipment
 from loaderdoctor.tryout.windows import sizes
 from tests.diagnosis.pool_run import PoolRun
@@ -60,30 +62,36 @@ def tried(
         left_s=seconds.until_s - clock(),
     )
     found = verifier.verify([Settings(num_workers=n) for n in counts], rest_ms=script_run.rest_ms)
-    return found if found.best is not None else verifier.go_on(seconds.most_until_s - clock())
+    if found.best is None:
+        found = verifier.go_on(seconds.most_until_s - clock())
+    if found.best is not None and is_loose(found.best):
+        found = verifier.confirm(found.best, seconds.most_until_s - clock())
+    return found
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("noise", [0.05, 0.1, 0.2])
 @pytest.mark.parametrize("loop", [IMAGENET, TIMM], ids=["imagenet", "timm"])
-@pytest.mark.parametrize("start_s", [1.5, 3.0])
-def test_more_workers_are_measured(
-    loop: tuple[float, float], noise: float, start_s: float, seed: int
-) -> None:
+def test_more_workers_are_measured(loop: tuple[float, float], noise: float) -> None:
+    """In each of twelve runs; where windows of one loop differ by a fifth, in ten of them."""
     rest_ms, batch_ms = loop
-    script_run = PoolRun(
-        rest_ms=rest_ms,
-        batch_ms=batch_ms,
-        workers=4,
-        start_s=start_s,
-        vary=0.15,
-        noise=noise,
-        seed=seed,
-    )
-    found = tried(script_run)
-    assert found.best is not None and found.best.settings.num_workers == 10
-    assert found.best.part < 0.65  # of 0.41
-    assert script_run.now_s <= 2 * BUDGET_S
+    n_told = 0
+    for start_s, seed in product((1.5, 3.0), range(1, 7)):
+        script_run = PoolRun(
+            rest_ms=rest_ms,
+            batch_ms=batch_ms,
+            workers=4,
+            start_s=start_s,
+            vary=0.15,
+            noise=noise,
+            seed=seed,
+        )
+        best = tried(script_run).best
+        assert script_run.now_s <= 2 * BUDGET_S
+        if best is not None:
+            assert best.settings.num_workers == 10
+            assert best.part < 0.65  # of 0.41
+            n_told += 1
+    assert n_told >= (10 if noise > 0.1 else 12)
 
 
 def test_windows_are_whole_cycles_of_the_trials_own_workers() -> None:
@@ -123,3 +131,20 @@ def test_a_smaller_gain_is_told_by_whole_cycles() -> None:
         told += found.best is not None
         assert script_run.now_s <= 60.0
     assert told >= 6
+
+
+def test_a_winner_of_one_window_gets_further_ones_until_its_figure_holds() -> None:
+    """Two pools, ten runs each: one is measured again, its figure within 15 % of the true one."""
+    held = 0
+    for loop, counts in ((TIMM, COUNTS), (IMAGENET, COUNTS)):
+        for seed in range(10):
+            script_run = PoolRun(
+                rest_ms=loop[0], batch_ms=loop[1], workers=4, start_s=2.0, vary=0.15, seed=seed
+            )
+            best = tried(script_run, counts=counts).best
+            assert best is not None and best.step is not None
+            assert best.n_rounds > 1
+            true_ms = script_run.true_step_ms(best.settings.num_workers or 0)
+            held += abs(best.step.value / true_ms - 1) <= 0.15
+            assert script_run.now_s <= 2 * BUDGET_S
+    assert held >= 18

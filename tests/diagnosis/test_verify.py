@@ -152,6 +152,31 @@ def test_going_on_ends_where_none_of_them_helps() -> None:
     assert tries.undecided == []
 
 
+def test_what_was_shown_by_chance_is_not_recommended_once_it_is_measured_again() -> None:
+    """Two windows of luck show a gain; what is measured then takes it back."""
+    lucky = iter([9.0, 12.0])
+    script_run = SimulatedRun({"plain": 20.0}, trial_ms=lambda _: next(lucky, 20.0), noise=0.01)
+    tries = verifier(script_run, until=7.0)
+    first = tries.verify([Settings(num_workers=4)], rest_ms=5.0).best
+    assert first is not None and first.n_rounds == 2
+    found = tries.confirm(first, 1e9)
+    assert found.best is None
+    (again,) = found.tried
+    assert again.n_rounds > 2 and again.part > 0.65
+
+
+def test_what_is_measured_again_is_told_by_all_its_windows() -> None:
+    times = iter([9.0, 12.0])
+    script_run = SimulatedRun({"plain": 20.0}, trial_ms=lambda _: next(times, 10.0), noise=0.01)
+    tries = verifier(script_run, until=7.0)
+    first = tries.verify([Settings(num_workers=4)], rest_ms=5.0).best
+    assert first is not None and first.n_rounds == 2
+    again = tries.confirm(first, 1e9).best
+    assert again is not None and again.n_rounds > 2
+    assert again.step is not None and first.step is not None
+    assert again.step.margin < first.step.margin
+
+
 def test_a_gain_that_noise_hides_gets_more_rounds_where_there_is_time() -> None:
     n_found, n_late = 0, 0
     for seed in range(20):

@@ -198,6 +198,8 @@ class LiveLoader:
             kept.close()
 
     def _begin_taken(self, loader: DataLoader[Any]) -> LivePass:
+        if self._draws is None:
+            self._draws = own_draws.of_kept_workers(loader)
         draws = self._draws = own_draws.begin(loader, self._draws)
         stream = IndexStream(
             draws.next_index, lead=self.own.queue_length, quiet=quiet_draws(loader)

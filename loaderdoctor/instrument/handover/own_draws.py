@@ -12,6 +12,7 @@ from typing import Any
 from torch.utils.data import DataLoader, dataloader
 
 from loaderdoctor.instrument.handover.stand_in import stand_in
+from loaderdoctor.instrument.trial.epoch_feeds import shut_down
 
 _BASE: Any = dataloader._BaseDataLoaderIter
 
@@ -54,6 +55,20 @@ def continuing(loader: DataLoader[Any], iterator: Any) -> OwnDraws:
     state.__dict__.update((k, vars(iterator)[k]) for k in vars(state))
     iterator._sampler_iter = iter(())
     return OwnDraws(state)
+
+
+def of_kept_workers(loader: DataLoader[Any]) -> OwnDraws | None:
+    """The loop's own workers where they persist between passes: they end, what is drawn goes on.
+
+    Torch draws no seed for workers that it has, so none must be drawn for those in their place.
+    """
+    own = loader._iterator
+    if type(own) is not dataloader._MultiProcessingDataLoaderIter:
+        return None
+    draws = continuing(loader, own)
+    loader._iterator = None
+    shut_down(own, stuck=False)
+    return draws
 
 
 def _torchs(name: str) -> Any:

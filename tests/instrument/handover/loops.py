@@ -62,6 +62,7 @@ def looped(
     plan: Mapping[int, Settings] | None = None,
     *,
     exact: bool = True,
+    at_epoch: bool = False,
     n_epochs: int = 3,
     leave_at: int | None = None,
     before_epoch: Callable[[DataLoader[Any], int], None] = lambda loader, epoch: None,
@@ -70,8 +71,8 @@ def looped(
 ) -> Log:
     """Run a loop; with a `plan`, settings are wanted behind the steps that it names.
 
-    `leave_at`: batches after which the loop breaks off each epoch. It draws from all global
-    generators in each step, as dropout would.
+    `at_epoch`: they are wanted for the next epoch. `leave_at`: batches after which the loop breaks
+    off each epoch. It draws from all global generators in each step, as dropout would.
     """
     for seed in (torch.manual_seed, random.seed, np.random.seed):
         seed(7)
@@ -91,7 +92,7 @@ def looped(
                 step += 1
                 after_step(step, loader, log.live)
                 if plan is not None and log.live is not None and step in plan:
-                    log.reasons.append(log.live.want(plan[step]))
+                    log.reasons.append(log.live.want(plan[step], at_epoch=at_epoch))
                 if at == leave_at:
                     break
             del iterator

@@ -124,6 +124,14 @@ PAIRS = [
 ]
 
 
+QUICK_AT_EPOCH = {("shuffle", "persistent"), ("weighted", "two")}
+PAIRS_AT_EPOCH = [
+    pytest.param(shape, own, marks=[] if (shape, own) in QUICK_AT_EPOCH else [pytest.mark.slow])
+    for shape in SHAPES
+    for own in OWN
+]
+
+
 # One of the loader's own settings, and the others where there is time for them.
 ONE_OWN = [pytest.param(x, marks=[] if x == "none" else [pytest.mark.slow]) for x in OWN]
 
@@ -150,6 +158,22 @@ def test_a_loop_that_leaves_its_epochs_early_draws_what_it_drew(shape: str, own:
     plan = {4: S(num_workers=3), 9: S(num_workers=0), 11: S(num_workers=1, persistent_workers=True)}
     plain = looped(make, leave_at=6, n_epochs=4)
     assert looped(make, plan, leave_at=6, n_epochs=4).steps == plain.steps
+
+
+@pytest.mark.parametrize("leave_at", [None, 7])
+@pytest.mark.parametrize(("shape", "own"), PAIRS_AT_EPOCH)
+def test_a_loop_that_is_first_handed_over_at_an_epoch_draws_what_it_drew(
+    shape: str, own: str, leave_at: int | None
+) -> None:
+    def make() -> DataLoader[Any]:
+        return SHAPES[shape](**OWN[own])
+
+    n = leave_at or len(make())
+    plan = {4: S(num_workers=3), n + 2: S(num_workers=1, persistent_workers=True)}
+    plain = looped(make, before_epoch=set_epoch, leave_at=leave_at)
+    tuned = looped(make, plan, before_epoch=set_epoch, leave_at=leave_at, at_epoch=True)
+    assert tuned.steps == plain.steps
+    assert {3, 1} <= {x.num_workers for x in tuned.served}
 
 
 def test_what_the_old_pool_had_under_way_comes_first() -> None:

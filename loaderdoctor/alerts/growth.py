@@ -16,6 +16,8 @@ MIN_Z: Final = 6.0
 MIN_Z_FEW: Final = 3.6  # of ten looks no more is to be had than 4.0
 # The later half must grow at least so fast as the whole: caches fill, and stop.
 STILL: Final = 0.8
+LATELY: Final = 3  # looks at least, an eighth of them: they must grow still, so much as fast
+STILL_LATELY: Final = 0.6
 SOON_H: Final = 72.0
 # Nothing is said of a time more than so many times as long as what was seen of the growth.
 REACH: Final = 60.0
@@ -31,6 +33,7 @@ class Growth:
     full_in_h: float
     now_bytes: int
     first_bytes: int
+    part_share: float  # of the growth, in the part that is told of apart
 
 
 class GrowthWatch:
@@ -39,18 +42,27 @@ class GrowthWatch:
     def __init__(self) -> None:
         self._at_s: list[float] = []
         self._used: list[float] = []
+        self._part: list[float] = []
         self._stride = 1
         self._n = 0
         self._told_h = math.inf
 
-    def add(self, at_s: float, used_bytes: int, free_bytes: int) -> Growth | None:
-        """A look: what is used, and how much more can be."""
+    def told(self, full_in_h: float) -> None:
+        """Another series of the same memory has told so."""
+        self._told_h = min(self._told_h, full_in_h)
+
+    def add(
+        self, at_s: float, used_bytes: int, free_bytes: int, part_bytes: int = 0
+    ) -> Growth | None:
+        """A look: what is used, how much more can be, and a part of what is used."""
         self._n += 1
         if self._n % self._stride == 0:
             self._at_s.append(at_s)
             self._used.append(float(used_bytes))
+            self._part.append(float(part_bytes))
             if len(self._at_s) >= KEPT:
-                self._at_s, self._used = self._at_s[::2], self._used[::2]
+                kept = (self._at_s[::2], self._used[::2], self._part[::2])
+                self._at_s, self._used, self._part = kept
                 self._stride *= 2
             return self._judge(used_bytes, free_bytes)
         return None
@@ -70,6 +82,9 @@ class GrowthWatch:
             return None
         if _slope(t[t.size // 2 :], used[t.size // 2 :]) < STILL * slope:
             return None
+        late = max(LATELY, t.size // 8)
+        if _slope(t[-late:], used[-late:]) < STILL_LATELY * slope:
+            return None
         per_h = slope * 3600.0
         full_in_h = free_bytes / per_h
         seen_h = float(t[-1] - t[0]) / 3600.0
@@ -81,6 +96,7 @@ class GrowthWatch:
             full_in_h=full_in_h,
             now_bytes=used_bytes,
             first_bytes=int(used[0]),
+            part_share=_slope(t, np.array(self._part[n // 4 :])) / slope,
         )
 
 

@@ -37,7 +37,9 @@ class Job:
     def __init__(self, began_s: float) -> None:
         self._began_s = began_s
         self._ranks: dict[int, _Rank] = {}
-        self._memory, self._shm = GrowthWatch(), GrowthWatch()
+        # The run's memory twice: private pages at every look, and its share of all pages, which
+        # shows what forked workers copy too and is told seldom where processes are large.
+        self._private, self._memory, self._shm = GrowthWatch(), GrowthWatch(), GrowthWatch()
         self._shm_most = 0
         self._behind: set[int] = set()
 
@@ -76,12 +78,10 @@ class Job:
         for rank, one in self._ranks.items():
             found = one.watcher.look(look)
             told += found if rank == min(self._ranks) else []
-        if look.run_bytes is not None and look.available_bytes is not None:
+        if look.run_bytes is not None:
             for one in self._ranks.values():
                 one.history.memory(look.run_bytes)
-            grown = self._memory.add(look.at_s, look.run_bytes, look.available_bytes)
-            if grown is not None:
-                told.append(self._fills(look, grown))
+        told += self._memory_fills(look)
         if look.shm_free_bytes is not None:
             self._shm_most = max(self._shm_most, look.shm_free_bytes)
             used = self._shm_most - look.shm_free_bytes
@@ -94,8 +94,24 @@ class Job:
     def _step(self) -> int:
         return max((one.history.n_steps for one in self._ranks.values()), default=0)
 
+    def _memory_fills(self, look: Surroundings) -> list[Alert]:
+        free = look.available_bytes
+        if free is None:
+            return []
+        for watch, other, of_run, of_workers in (
+            (self._private, self._memory, look.run_private_bytes, look.workers_grown_bytes),
+            (self._memory, self._private, look.run_bytes, look.workers_bytes),
+        ):
+            if of_run is None:
+                continue
+            grown = watch.add(look.at_s, of_run, free, of_workers or 0)
+            if grown is not None:
+                other.told(grown.full_in_h)
+                return [self._fills(look, grown)]
+        return []
+
     def _fills(self, look: Surroundings, grown: Growth) -> Alert:
-        at_workers = look.workers_bytes is not None and look.workers_bytes > 0.5 * grown.now_bytes
+        at_workers = grown.part_share > 0.5
         whose = "most of it in the workers" if at_workers else "most of it in the training process"
         return Alert(
             kind="memory-fills",

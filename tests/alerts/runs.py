@@ -17,6 +17,7 @@ BLOCK = 10
 BEAT_S = 2.0
 T0_S = 1_000_000.0
 NS = 1_000_000_000
+MEMORY = 2_000_000_000.0  # of the run, at its beginning
 
 
 @dataclass(kw_only=True)
@@ -39,6 +40,7 @@ class Phase:
     stall_waits: bool = True
     around: dict[str, object] = field(default_factory=dict)
     memory_per_s: float = 0.0
+    walked: bool = True  # pages: or only what is known of them anyway
     free_bytes: int = 8_000_000_000
 
 
@@ -50,7 +52,7 @@ def play(phases: Sequence[Phase]) -> list[Alert]:
 def each(phases: Sequence[Phase], *, seed: int, rank: int, job: Job) -> Iterator[list[Alert]]:
     """Alerts beat by beat."""
     rng = np.random.default_rng(seed)
-    now_ns, step, memory = NS, 0, 2_000_000_000.0
+    now_ns, step, memory = NS, 0, MEMORY
     stalled_ns = 0
     for phase in phases:
         done = 0
@@ -138,8 +140,10 @@ def each(phases: Sequence[Phase], *, seed: int, rank: int, job: Job) -> Iterator
                     at_s=T0_S + now_ns / NS,
                     end_ns=now_ns,
                     took_s=took_s,
-                    run_bytes=int(memory),
-                    workers_bytes=int(0.8 * memory),
+                    run_bytes=int(memory) if phase.walked else None,
+                    workers_bytes=int(0.8 * memory) if phase.walked else None,
+                    run_private_bytes=int(memory),
+                    workers_grown_bytes=int(memory - MEMORY),
                     available_bytes=int(phase.free_bytes - memory),
                     **look,  # type: ignore[arg-type]
                 )

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from loaderdoctor.alerts.alert import Alert
-from tests.alerts.runs import Phase, play
+from tests.alerts.runs import T0_S, Phase, play
 
 STEADY = Phase(n_steps=1000)
 
@@ -165,15 +165,23 @@ def test_a_worker_that_dies_is_told() -> None:
     assert (alert.kind, alert.cause) == ("workers-died", "workers-gone")
 
 
-def test_memory_that_will_be_full_is_told_with_the_hours_left() -> None:
-    leak = Phase(n_steps=2500, memory_per_s=4e6, free_bytes=40_000_000_000)
-    alerts = [a for a in play([leak]) if a.kind == "memory-fills"]
-    alert = only(alerts[:1])
+@pytest.mark.parametrize("walked", [True, False])
+def test_memory_that_will_be_full_is_told_once_with_the_hours_left(walked: bool) -> None:
+    leak = Phase(n_steps=2500, memory_per_s=4e6, free_bytes=40_000_000_000, walked=walked)
+    alert = only([a for a in play([leak]) if a.kind == "memory-fills"])
     assert alert.cause == "worker-memory-growth"
     assert "will be full in 2 h" in alert.text
 
 
-def test_memory_that_fills_and_stops_is_not() -> None:
-    assert not play(
-        [Phase(n_steps=100, memory_per_s=2e7), Phase(n_steps=3000)],
-    )
+def test_a_leak_of_processes_too_large_to_walk_their_pages_is_told_within_half_a_minute() -> None:
+    leak = Phase(n_steps=300, memory_per_s=8e8, free_bytes=400_000_000_000, walked=False)
+    alert = only([a for a in play([leak]) if a.kind == "memory-fills"])
+    assert alert.cause == "worker-memory-growth"
+    assert alert.at_s - T0_S < 32.0
+
+
+@pytest.mark.parametrize("walked", [True, False])
+@pytest.mark.parametrize("fill_steps", [50, 100, 200])
+def test_memory_that_fills_and_stops_is_not(walked: bool, fill_steps: int) -> None:
+    fills = Phase(n_steps=fill_steps, memory_per_s=2e7, walked=walked)
+    assert not play([fills, Phase(n_steps=3000, walked=walked)])

@@ -1,7 +1,8 @@
 """Looks at what goes on around a run, from another process: costs the run nothing.
 
 Memory is the exception: the kernel walks a process's pages to tell its share, so that is asked for
-less often than the rest.
+less often than the rest. What it counts anyway (resident, and how much of it is shared) costs
+nothing and is told each time: it shows growth, also of a process whose pages take a second to walk.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class LookAround:
         self._before: dict[str, float] | None = None
         self._cpu_s: dict[int, float] = {}  # of each process that was seen
         self._read: dict[int, int] = {}
+        self._worker_first: dict[int, int] = {}  # private bytes, when first seen
         self._memory_at_s = float("-inf")
         self._memory_took_s = 0.0
 
@@ -70,6 +72,7 @@ class LookAround:
         _, shm_free = shm_bytes(self._root)
         swap, _ = swap_bytes()
         n_workers_bytes, n_run_bytes = self._memory(processes, workers)
+        private = self._private_bytes(processes, workers)
         return Surroundings(
             at_s=time.time(),
             end_ns=time.perf_counter_ns(),
@@ -85,6 +88,8 @@ class LookAround:
             received_bytes_per_s=rate("received"),
             workers_bytes=n_workers_bytes,
             run_bytes=n_run_bytes,
+            workers_grown_bytes=private[0] if private is not None else None,
+            run_private_bytes=private[1] if private is not None else None,
             available_bytes=_available(self._root),
             shm_free_bytes=shm_free,
             swap_used_bytes=swap,
@@ -155,6 +160,32 @@ class LookAround:
         self._memory_took_s = time.thread_time() - cpu_s  # on a busy machine the rest is waiting
         known = [n for n in (of_workers, rest) if n is not None]
         return of_workers, sum(known) if known else None
+
+    def _private_bytes(
+        self, processes: Sequence[psutil.Process], workers: Sequence[int]
+    ) -> tuple[int, int] | None:
+        """(what workers have grown by, that with all of the others); None: the system hides it.
+
+        Pages of no file and no shared memory. A forked worker counts all that its parent had, and
+        goes on to when it copies some of it: level, and growth is what comes on top.
+        """
+        grown = others = 0
+        first, wanted = self._worker_first, set(workers)
+        for process in processes:
+            try:
+                told = process.memory_info()
+                private = max(0, told.rss - told.shared)
+            except psutil.Error:
+                continue  # it has ended
+            except AttributeError:
+                return None  # Linux alone tells what is shared
+            if process.pid in wanted:
+                grown += max(0, private - first.setdefault(process.pid, private))
+            else:
+                others += private
+        for pid in first.keys() - wanted:
+            del first[pid]
+        return grown, grown + others
 
 
 def _share(rate: float | None) -> float | None:

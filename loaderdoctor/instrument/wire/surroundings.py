@@ -36,6 +36,10 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     received_bytes_per_s: float | None = None  # by the machine's network interfaces, but loopback
     workers_bytes: int | None = None  # PSS of the processes below the training ones
     run_bytes: int | None = None  # of all of the run
+    # Without files and shared memory, known at every look: what workers have grown by since they
+    # were first seen, and that with all of the other processes.
+    workers_grown_bytes: int | None = None
+    run_private_bytes: int | None = None
     available_bytes: int | None = None
     shm_free_bytes: int | None = None
     swap_used_bytes: int | None = None

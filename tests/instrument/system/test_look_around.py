@@ -1,0 +1,67 @@
+"""Memory seen from outside: what a forked worker grows by, and not what it got at its start."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from loaderdoctor.instrument.system.look_around import LookAround
+
+MB = 1_000_000
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/statm").exists(), reason="Linux alone tells what is shared"
+)
+
+
+def worker(asked: Connection, inherited: bytearray) -> None:
+    """Keeps as many bytes as it is told; copies what it has from its parent when told 0."""
+    kept = []
+    while True:
+        n = asked.recv()
+        if n:
+            kept.append(bytearray(b"x" * n))
+        else:
+            for at in range(0, len(inherited), 4096):
+                inherited[at] = 1
+        asked.send(None)
+
+
+def test_a_forked_worker_has_grown_by_what_it_keeps_and_not_by_what_it_copies() -> None:
+    inherited = bytearray(b"x" * 40 * MB)
+    here, there = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(
+        target=worker, args=(there, inherited), daemon=True
+    )
+    process.start()
+    assert process.pid is not None
+    look = LookAround(os.getpid())
+
+    def seen() -> tuple[int, int]:
+        found = look.look([process.pid or 0])
+        assert found is not None
+        assert found.workers_grown_bytes is not None
+        assert found.run_private_bytes is not None
+        return found.workers_grown_bytes, found.run_private_bytes
+
+    def told(n: int) -> None:
+        here.send(n)
+        here.recv()
+
+    try:
+        told(1000)  # what it takes to begin
+        look.look([process.pid])
+        before = seen()
+        told(0)
+        copied = seen()
+        told(60 * MB)
+        grown = seen()
+    finally:
+        process.kill()
+        process.join()
+    assert copied[0] - before[0] < 10 * MB
+    assert 55 * MB < grown[0] - copied[0] < 75 * MB
+    assert grown[1] - copied[1] > 55 * MB

@@ -24,7 +24,7 @@ from truth import compare, truth_of
 
 LOOP = Path(__file__).with_name("rank_loop.py")
 RANKS = ("--nproc-per-node", "2")
-RUN_STEPS = 400
+RUN_STEPS = 1000
 LIMIT_S = 200.0
 
 
@@ -80,7 +80,7 @@ def row_of(kind: str, budget_s: float, folder: Path) -> dict[str, Any]:
     row["alone_ms"], row["run_ms"] = alone["ms"], watched["ms"]
     row["same_losses"] = alone["losses"] == watched["losses"]
     row["run_verdict"] = watched_report["verdict"]["summary"]
-    row["run_slow_rank"] = slow_rank(watched_report)
+    row["run_told"] = [alert["text"] for alert in watched_report["run"]["alerts"]]
     named = late is not None and (late["rank"], late["cause"]) == (1, "input")
     row["right"] = bool(row["agrees"] and named and row["same_losses"])
     environment = report["environment"]

@@ -9,7 +9,7 @@ from loaderdoctor.advice.candidates import CodeAdvice
 from loaderdoctor.advice.code_advice import code_advice
 from loaderdoctor.advice.ideas import CHANGES
 from loaderdoctor.facts.shares import Bound
-from loaderdoctor.facts.trace_pool import only_workers_help
+from loaderdoctor.facts.trace import only_workers_help
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.exposure import copy_cost, input_cost
 from loaderdoctor.findings.model import Finding, Kind

@@ -1,16 +1,103 @@
-"""How settings are written: by an option of the script's, in its lines, or in words."""
+"""How settings are written: by an option of the script's, in its lines, or in words.
+
+Where workers need it, what of the script runs is put behind the main guard: in its lines where they
+are few.
+"""
 
 from __future__ import annotations
+
+import ast
+import io
+import tokenize
 
 from loaderdoctor.advice.call_edit import CannotEdit
 from loaderdoctor.advice.code import Written, edits_for, hints_for
 from loaderdoctor.advice.command_line import rerun
 from loaderdoctor.advice.fit_settings import fit_settings
-from loaderdoctor.advice.guard import guarded
-from loaderdoctor.advice.patch import Editor
-from loaderdoctor.advice.source import sources_of
+from loaderdoctor.advice.patch import Editor, Patch
+from loaderdoctor.advice.source import Source, names_in, sources_of
 from loaderdoctor.facts.whole import Facts
+from loaderdoctor.findings.exposure import needs_guard
 from loaderdoctor.settings import Settings
+
+# More lines than this are said by their numbers: nobody reads them twice, once to be indented.
+MAX_LINES = 16
+_DEFINES = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+def guarded(facts: Facts, settings: Settings, editor: Editor) -> tuple[str, str | None]:
+    """The editor's changes as printed, and with them the guard that workers need, or a sentence.
+
+    Raises CannotEdit where the changes can't be made.
+    """
+    loader = facts.main_loader
+    missing = loader is not None and loader.safety.guard_missing is not None
+    if not (settings.num_workers and missing and needs_guard(facts)):
+        return (editor.patch().printed() if editor.changes else ""), None
+    patch = editor.patch() if editor.changes else Patch(())
+    main = sources_of(facts)[0]
+    after = next((text for source, text in patch.files if source is main), main.text)
+    text, first, last = _under_guard(main, after)
+    if text is not None and last - first < MAX_LINES:
+        files = tuple((source, new) for source, new in patch.files if source is not main)
+        return Patch(((main, text), *files)).printed(), None
+    return (
+        patch.printed(),
+        f"Put what runs, lines {first} to {last} of {main.name}, under "
+        '`if __name__ == "__main__":`, indented: workers import the script again.',
+    )
+
+
+def _under_guard(main: Source, text: str) -> tuple[str | None, int, int]:
+    """The text with a guard, and the lines of the script that it goes around.
+
+    No text where definitions stand among what runs.
+    """
+    before, tree = _running(main.tree), ast.parse(text)
+    first, last = before[0].lineno, before[-1].end_lineno or before[-1].lineno
+    runs = _running(tree)
+    behind = tree.body[tree.body.index(runs[0]) :]
+    if len(behind) != len(runs):
+        return None, first, last
+    lines = text.split("\n")
+    at = runs[0].lineno - 1
+    kept = _within_strings(text)
+    moved = [
+        f"    {line}" if line.strip() and number not in kept else line
+        for number, line in enumerate(lines[at:], at + 1)
+    ]
+    after = "\n".join([*lines[:at], 'if __name__ == "__main__":', *moved])
+    try:
+        compile(after, main.name, "exec", dont_inherit=True)
+    except SyntaxError:
+        return None, first, last
+    return after, first, last
+
+
+def _running(tree: ast.Module) -> list[ast.stmt]:
+    """What is no definition: neither imports, functions, classes nor names that these read."""
+    defines = [x for x in tree.body if isinstance(x, _DEFINES)]
+    used = {name for x in defines for name in names_in(x)}
+    runs = []
+    for i, node in enumerate(tree.body):
+        docstring = i == 0 and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        read = isinstance(node, (ast.Assign, ast.AnnAssign)) and used & {
+            x.id for x in ast.walk(node) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)
+        }
+        if not docstring and not isinstance(node, _DEFINES) and not read:
+            runs.append(node)
+    if not runs:
+        raise CannotEdit("nothing of the script runs")
+    return runs
+
+
+def _within_strings(text: str) -> set[int]:
+    """Lines that begin within a text of several lines: an indent would change it."""
+    found: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.STRING or token.string.startswith(('f"""', "f'''")):
+            found |= set(range(token.start[0] + 1, token.end[0] + 1))
+    return found
 
 
 def written(facts: Facts, settings: Settings) -> Written:

@@ -1,10 +1,14 @@
-"""The best estimate of the shares from all evidence, and the Facts of a whole run."""
+"""The best estimate of the shares from all evidence, and the Facts of a whole run.
+
+Also of workers that only just keep up: how little it takes until the loop waits for them.
+"""
 
 from __future__ import annotations
 
 from dataclasses import fields, replace
 from typing import Literal
 
+from loaderdoctor.attribution.ablation import computing_new_shapes
 from loaderdoctor.attribution.claims import claimed
 from loaderdoctor.attribution.cpu import (
     allow_for_contention,
@@ -12,18 +16,21 @@ from loaderdoctor.attribution.cpu import (
     without_neighbours,
 )
 from loaderdoctor.attribution.distortion import without_profiler
-from loaderdoctor.attribution.edge import edge_facts
-from loaderdoctor.attribution.new_shapes import computing_new_shapes
 from loaderdoctor.attribution.verdict import few_steps_low
 from loaderdoctor.facts.loop import AblationFacts, MachineFacts, StepFacts, WallFacts
 from loaderdoctor.facts.loop_lines import LoopLineFacts
 from loaderdoctor.facts.shares import Hidden, Shares
 from loaderdoctor.facts.trace import TraceFacts
 from loaderdoctor.facts.whole import Facts
-from loaderdoctor.facts.worker_memory import WorkerMemoryFacts
-from loaderdoctor.facts.workers import WorkerFacts
+from loaderdoctor.facts.workers import EdgeFacts, WorkerFacts, WorkerMemoryFacts
 from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.instrument.wire.records import Environment
+
+# Busy for this part of their time: a step a tenth shorter, and they fall behind. Steps and batches
+# vary by some percent, so that even now a slow one is waited for at times.
+EDGE_BUSY_SHARE = 0.9
+# A wait of this part of the step is long; receiving a batch takes less.
+LONG_WAIT_SHARE = 0.1
 
 
 def best_shares(
@@ -257,3 +264,34 @@ def _hidden(
     if ablation.mechanisms is not None and ablation.mechanisms.exposed:
         input_ms = 0.0
     return replace(hidden or Hidden(input_ms=None, copy_ms=None), input_ms=input_ms)
+
+
+def edge_facts(
+    step: StepFacts | None, workers: WorkerFacts | None, ablation: AblationFacts | None
+) -> EdgeFacts | None:
+    """None where the workers have time to spare, or that was not recorded.
+
+    Busy is what does not wait for an index; where that was not recorded, a batch over what the
+    workers that make any have for it: a step without its loader.
+    """
+    rest = ablation.no_input_ms if ablation is not None else None
+    if step is None or workers is None or rest is None or rest.value <= 0.0:
+        return None
+    n = workers.n_workers - workers.n_idle_workers
+    if n < 1 or not workers.n_batches:
+        return None
+    supply_ms = workers.batch_ms / n
+    idle = workers.idle_share
+    busy_share = min(1.0, supply_ms / rest.value) if idle is None else 1.0 - idle
+    if busy_share < EDGE_BUSY_SHARE:
+        return None
+    long = [ms for ms in step.waits_ms if ms > LONG_WAIT_SHARE * step.wall_ms.value]
+    return EdgeFacts(
+        n_workers=n,
+        busy_share=busy_share,
+        supply_ms=supply_ms,
+        rest_ms=rest.value,
+        n_waits=len(step.waits_ms),
+        n_long_waits=len(long),
+        longest_wait_ms=max(long, default=None),
+    )

@@ -4,19 +4,25 @@ Definitions as read in torch-tb-profiler 0.4.3 (`gpu_metrics_parser.py`, `event_
 `kernel_parser.py`, `tensor_core.py`), so that report and TensorBoard show the same figures; the
 code is our own. All are per device, over the plugin's own steps: from the first profiler step to
 the end of the last one's device work, the first step included, which our own step clock leaves out.
+
+What held a GPU's clock down comes from NVML's counters of plain windows.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
 
 from loaderdoctor.attribution.clock import StepClock
 from loaderdoctor.attribution.trace_rows import Index, Rows
+from loaderdoctor.facts.loop import GpuLimitFacts, Limit
 from loaderdoctor.facts.trace import ComputeFacts, GpuDeviceFacts
+from loaderdoctor.instrument.wire.protocol import WindowDone
+from loaderdoctor.instrument.wire.surroundings import GpuLimitRecord
 from loaderdoctor.intervals import Intervals
 from loaderdoctor.trace.columns import ABSENT, F64, I64, Category, Trace
 
@@ -259,3 +265,34 @@ def _cost_ns(trace: Trace, rows: Rows, ops: Index) -> int:
     launched &= spans.thread[calls] == rows.training_thread
     chosen = rows.device_rows[launched]
     return int((spans.end_ns[chosen] - spans.start_ns[chosen]).sum())
+
+
+def gpu_limit_facts(windows: Sequence[WindowDone]) -> GpuLimitFacts | None:
+    """None where nothing was counted, or no clock is known."""
+    seen = [w.gpu_limits for w in windows if w.gpu_limits is not None and w.gpu_limits.wall_ns > 0]
+    clocks = [x.sm_mhz for x in seen if x.sm_mhz]
+    most = max((x.max_sm_mhz for x in seen if x.max_sm_mhz), default=None)
+    if not clocks or most is None:
+        return None
+    shares: dict[Limit, float] = {
+        "power": _share(seen, "power_ns"),
+        "heat": _share(seen, "thermal_ns"),
+        "board": _share(seen, "board_ns"),
+    }
+    limit = max(shares, key=lambda x: shares[x])
+    last = seen[-1]
+    return GpuLimitFacts(
+        limit=limit,
+        share=shares[limit],
+        sm_mhz=float(median(clocks)),
+        max_sm_mhz=float(most),
+        temperature_c=max((float(x.temperature_c) for x in seen if x.temperature_c), default=None),
+        limit_w=last.limit_w,
+        max_limit_w=last.max_limit_w,
+        default_limit_w=last.default_limit_w,
+    )
+
+
+def _share(seen: Sequence[GpuLimitRecord], counter: str) -> float:
+    held = sum(getattr(x, counter) or 0 for x in seen)
+    return min(1.0, held / sum(x.wall_ns for x in seen))

@@ -14,8 +14,7 @@ from loaderdoctor.facts.shares import (
     VerdictSeverity,
     shown_severity,
 )
-from loaderdoctor.facts.trace import TraceFacts
-from loaderdoctor.facts.trace_pool import only_workers_help
+from loaderdoctor.facts.trace import TraceFacts, only_workers_help
 from loaderdoctor.facts.whole import Facts
 
 # Fewer steps say nothing about a mean whose noise is a few percent.

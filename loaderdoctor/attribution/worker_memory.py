@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from loaderdoctor.facts.worker_memory import GrowthFacts, WorkerMemoryFacts
+from loaderdoctor.facts.workers import GrowthFacts, WorkerMemoryFacts
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.instrument.wire.worker_log import WorkerLog
 from loaderdoctor.units import NS_PER_S

@@ -1,4 +1,4 @@
-"""The loop as windows without the profiler measured it: its step, its ablation, its CPUs."""
+"""The loop as windows without the profiler measured it: its step, its ablation, its machine."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ UNLIKE_SHARE = 0.15
 # thread reads it. `benchmarks/page_faults.py`, batches of 64 MiB: 1025 a step where the loop reads
 # them (a fault maps 16 pages), 2 where it never does.
 MIN_MAPPED_PART = 0.5
+Limit = Literal["power", "heat", "board"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,3 +313,56 @@ class MachineFacts:
         """Each rank's part of the memory available; None where that is not known."""
         available = self.memory_available_bytes
         return available // self.ranks_here if available is not None else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardFacts:
+    """One whole epoch, from its first batch to the last worker's end."""
+
+    batches: tuple[int, ...]  # that each worker made, by worker
+    ended_s: tuple[float, ...]  # when each had no more, from the epoch's begin
+    epoch_s: float
+    n_epochs: int = 1  # seen whole; this is the one with the median loss
+
+    @property
+    def lost_share(self) -> float:
+        """Of the workers' time, what was idle because their data had come to its end.
+
+        With batches dealt out evenly the epoch would be shorter by as much, where it waits for the
+        workers.
+        """
+        idle = sum(self.epoch_s - at_s for at_s in self.ended_s)
+        return idle / (len(self.ended_s) * self.epoch_s)
+
+    def left_at(self, share: float) -> int:
+        """Workers that still had data after this share of the epoch."""
+        return sum(at_s >= share * self.epoch_s for at_s in self.ended_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuLimitFacts:
+    """The limit that held longest. Shares of the windows' time, 0…1."""
+
+    limit: Limit
+    share: float
+    sm_mhz: float  # median of what was seen at the ends of windows
+    max_sm_mhz: float
+    temperature_c: float | None
+    limit_w: float | None
+    max_limit_w: float | None
+    default_limit_w: float | None = None  # as it left the factory
+
+    @property
+    def slowed_share(self) -> float:
+        """What a kernel bound by the clock would take less of its time at the highest clock."""
+        return max(0.0, 1.0 - self.sm_mhz / self.max_sm_mhz)
+
+    @property
+    def limit_lowered(self) -> bool:
+        """Whether the power limit is below the factory's; False where that is not known.
+
+        The most that may be set says nothing of it: many boards may be set above their default.
+        """
+        if self.limit_w is None or self.default_limit_w is None:
+            return False
+        return self.limit_w < 0.98 * self.default_limit_w

@@ -1,4 +1,8 @@
-"""What one trace says: of its steps, of copies and the host, and of how the device is used."""
+"""What one trace says: of its steps, of copies and the host, and of how the device is used.
+
+And what follows from that alone: what copies cost beside their own time, and whether the loop goes
+at the pace of its worker processes.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,23 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from loaderdoctor.estimate import Estimate
-from loaderdoctor.facts.shares import Hidden, Shares
+from loaderdoctor.facts.shares import HIGH_SHARE, MODERATE_SHARE, Hidden, Shares
+
+# Fewer are a usual batch: images, labels, a mask or two, and the optimizer's scalars.
+MIN_SMALL_COPIES = 8
+# Tensors below this are copied in microseconds, pinned or not (a label vector, a scalar): that they
+# are not pinned says nothing about the batch. 64 KiB is also where CUDA stops staging a pageable
+# copy synchronously inside the call.
+MIN_TENSOR_BYTES = 64 * 1024
+# A `.to()` takes the host 0.02 to 0.03 ms (`traces/`, pinned labels), half of it for the profiler:
+# copies that the device does in less are calls, and not bytes.
+CALL_MS = 0.01
+# Receiving a batch from a worker (descriptors, unpickling) is no waiting for it. Beside an
+# accelerator it takes 0.1 to 0.3 ms, and 8.6 µs a tensor where there are many (129 in
+# `many_small_copies`, H200); on a CPU that workers share it was seen to take 4 ms and more.
+RECEIVING_MS = 0.3
+RECEIVING_MS_PER_TENSOR = 0.01
+BURST_PART = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,3 +258,64 @@ class RangeFacts:
     gpu_ms_per_step: float | None  # of kernels, copies, memsets launched inside; None: no device
     n_kernels_per_step: float | None
     depth: int  # of other ranges around it, at the least
+
+
+def small_copies(trace: TraceFacts) -> tuple[CopyFacts, ...]:
+    """Those of many small ones, each of which costs a call; empty where there are few."""
+    small = tuple(
+        c
+        for c in trace.copies
+        if c.median_bytes < MIN_TENSOR_BYTES or c.busy_ms_per_step < CALL_MS * c.n_per_step
+    )
+    return small if sum(c.n_per_step for c in small) >= MIN_SMALL_COPIES else ()
+
+
+def copy_calls_ms(trace: TraceFacts) -> float:
+    """Exposed host time, ms a step, that copies cause.
+
+    Idle time of the accelerator behind those that waited for all the work before them, and what
+    the ops take that issue many small ones.
+    """
+    idle_ms = sum(c.idle_after_ms_per_step for c in trace.copies)
+    return idle_ms + sum(c.op_host_ms_per_step for c in small_copies(trace))
+
+
+def in_bursts(waits_ms: tuple[float, ...]) -> bool:
+    """Whether half of all waiting is in a quarter of the fetches: no cost that each of them has."""
+    if len(waits_ms) < 4:
+        return False
+    longest = sorted(waits_ms, reverse=True)[: max(1, round(len(waits_ms) * BURST_PART))]
+    return 2 * math.fsum(longest) > math.fsum(waits_ms) > 0
+
+
+# Copies that cost this much more than the waits do are no mere part of them: the waits come now and
+# then, of slow batches.
+MAX_COPY_PER_WAIT = 1.5
+
+
+def only_workers_help(trace: TraceFacts, *, input_share: float, copy_share: float) -> bool:
+    """Whether the loop would but wait the longer for its workers if its copies were faster."""
+    return workers_set_the_pace(trace) and copy_share <= MAX_COPY_PER_WAIT * input_share
+
+
+def workers_set_the_pace(trace: TraceFacts) -> bool:
+    """Whether the loop waits for batches that worker processes are making.
+
+    A pool's pace is its own: what the loop does meanwhile, and what recording adds to that, is
+    time that it waits less. Not where it waits for workers to start, or receives what is ready.
+    Fooled by: batches that take far longer to receive than those seen.
+    """
+    fetching, share = trace.fetching, trace.shares.input or 0.0
+    if fetching.kind not in ("multi-process", "mixed") or trace.wall_ms <= 0:
+        return False
+    started_ms = fetching.all_boundaries_ms / max(1, trace.n_steps)
+    waiting = share - started_ms / trace.wall_ms
+    if waiting < share / 2:
+        return False
+    if waiting >= 2 * MODERATE_SHARE and in_bursts(fetching.waits_ms):
+        return True
+    if not trace.has_accelerator:
+        return waiting >= HIGH_SHARE
+    n_tensors = sum(c.n_per_step for c in trace.copies)
+    received_ms = RECEIVING_MS + RECEIVING_MS_PER_TENSOR * n_tensors
+    return waiting - received_ms * (fetching.n_per_step or 1.0) / trace.wall_ms >= MODERATE_SHARE

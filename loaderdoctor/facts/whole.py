@@ -5,21 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from loaderdoctor.facts.gpu_limits import GpuLimitFacts
 from loaderdoctor.facts.loop import (
     AblationFacts,
+    GpuLimitFacts,
     MachineFacts,
     PoolTrial,
+    ShardFacts,
     StepFacts,
     ThreadTrial,
     WallFacts,
 )
 from loaderdoctor.facts.loop_lines import LoopLineFacts
-from loaderdoctor.facts.shards import ShardFacts
 from loaderdoctor.facts.shares import Hidden, Shares
 from loaderdoctor.facts.trace import TraceFacts
-from loaderdoctor.facts.worker_memory import WorkerMemoryFacts
-from loaderdoctor.facts.workers import EdgeFacts, WorkerFacts
+from loaderdoctor.facts.workers import EdgeFacts, WorkerFacts, WorkerMemoryFacts
 from loaderdoctor.instrument.wire.records import (
     ComputeRecord,
     LoaderRecord,

@@ -37,10 +37,8 @@ from loaderdoctor.findings.rules.copies import (
     wide_dtype_copy,
 )
 from loaderdoctor.findings.rules.garbage import gc_in_workers, gc_pauses
-from loaderdoctor.findings.rules.gpu_limits import gpu_throttled
 from loaderdoctor.findings.rules.host import launch_bound, sync_every_step
 from loaderdoctor.findings.rules.loop_work import work_between_steps
-from loaderdoctor.findings.rules.main_guard import main_guard_missing
 from loaderdoctor.findings.rules.new_shapes import (
     autotuning_each_shape,
     compute_depends_on_new_shapes,
@@ -56,7 +54,12 @@ from loaderdoctor.findings.rules.slow_storage import (
     latency_bound_storage,
     many_small_reads,
 )
-from loaderdoctor.findings.rules.startup import iterator_recreated, worker_startup_each_epoch
+from loaderdoctor.findings.rules.slowed_compute import gpu_throttled, subnormal_numbers
+from loaderdoctor.findings.rules.startup import (
+    iterator_recreated,
+    main_guard_missing,
+    worker_startup_each_epoch,
+)
 from loaderdoctor.findings.rules.starved import (
     idle_workers,
     loader_in_main_process,
@@ -69,7 +72,6 @@ from loaderdoctor.findings.rules.streams import (
     shuffle_collapsed,
     uneven_shards,
 )
-from loaderdoctor.findings.rules.subnormals import subnormal_numbers
 from loaderdoctor.findings.rules.threads import thread_oversubscription
 from loaderdoctor.findings.rules.worker_memory import worker_memory_grows, workers_copy_dataset
 

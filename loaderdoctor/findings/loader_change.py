@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from loaderdoctor.facts.whole import Facts
-from loaderdoctor.hazards import Change, FeedBatch, Room, container_words
+from loaderdoctor.hazards import Change, FeedBatch, Hazard, Room, container_words, hazard
 from loaderdoctor.instrument.wire.records import LoaderRecord
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings
 
@@ -81,3 +81,12 @@ def _batch(loader: LoaderRecord) -> FeedBatch:
         cpu_bytes=sum(t.n_bytes for t in loader.batch if t.device == "cpu"),
         n_tensors=len(loader.batch),
     )
+
+
+def why_unsafe(facts: Facts, changes: Settings) -> Hazard | None:
+    """The setting that must not be advised and the reason; None where nothing speaks against it.
+
+    What was not checked counts as safe: it is the trial's business to fail without harm.
+    """
+    loader = facts.main_loader
+    return hazard(change_of(facts, loader, changes)) if loader is not None else None

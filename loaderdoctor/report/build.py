@@ -16,10 +16,12 @@ from loaderdoctor.facts.trace import BusyFacts
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.facts.workers import WorkerFacts
 from loaderdoctor.findings.line_names import seen_enough, spread_words
+from loaderdoctor.findings.loader_change import workers_forecast_bytes
 from loaderdoctor.findings.model import Finding, Tested
 from loaderdoctor.instrument.wire.records import Environment, LoaderRecord
-from loaderdoctor.report import gpu_model, model, pool_memory
+from loaderdoctor.report import gpu_model, model
 from loaderdoctor.report.files import plain_value
+from loaderdoctor.report.model import Trial
 from loaderdoctor.report.own_warnings import warnings_of
 from loaderdoctor.report.script import script_of
 from loaderdoctor.report.wall import Cpu, Outside, Wall
@@ -27,6 +29,7 @@ from loaderdoctor.report.words.gpu import epoch_sentence, idle_gaps_sentence
 from loaderdoctor.report.words.inference import of_inference
 from loaderdoctor.report.words.method import method_sentences
 from loaderdoctor.report.words.summary import verdict_sentence
+from loaderdoctor.settings import Settings
 
 Mirror = TypeVar("Mirror", bound=msgspec.Struct)
 
@@ -37,6 +40,7 @@ _CLOCK_DEFINITIONS = {
     "optimizer": "one optimizer step",
     "window": "the trace marks no steps, so all of it is one window",
 }
+_OF_POOL = ("num_workers", "start_method")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +129,7 @@ def build_report(
         findings=tuple(_finding(finding) for finding in judged.findings),
         recommendations=tuple(tried.recommendations),
         not_advised=tuple(tried.not_advised),
-        trials=tuple(pool_memory.with_forecast(facts, trial) for trial in tried.trials),
+        trials=tuple(with_forecast(facts, trial) for trial in tried.trials),
         best=tried.best,
         claims=tuple(dict(claim) for claim in tried.claims),
         ranks=tuple(notes.ranks),
@@ -371,3 +375,12 @@ def _environment(environment: Environment | None) -> dict[str, Any]:
 
 def _value(estimate: Estimate | None) -> float | None:
     return estimate.value if estimate is not None else None
+
+
+def with_forecast(facts: Facts, trial: Trial) -> Trial:
+    """The row as it is where nothing was seen of its workers' memory."""
+    if trial.workers_bytes is None:
+        return trial
+    settings = Settings(**{k: v for k, v in trial.settings.items() if k in _OF_POOL})
+    forecast = workers_forecast_bytes(facts, settings)
+    return msgspec.structs.replace(trial, workers_forecast_bytes=forecast)

@@ -10,7 +10,6 @@ from typing import Protocol
 
 import msgspec
 
-from loaderdoctor.advice.safety import why_unsafe
 from loaderdoctor.attribution.combine import best_shares, facts_of_run
 from loaderdoctor.attribution.gpu import tensor_core_share
 from loaderdoctor.attribution.step import step_facts, usable
@@ -26,6 +25,7 @@ from loaderdoctor.facts.shares import Shares
 from loaderdoctor.facts.trace import TraceFacts
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.facts.workers import WorkerFacts
+from loaderdoctor.findings.loader_change import why_unsafe
 from loaderdoctor.instrument.command.launched_run import ScriptRunLike
 from loaderdoctor.instrument.wire import worker_records
 from loaderdoctor.instrument.wire.protocol import Note, Observed, WindowDone

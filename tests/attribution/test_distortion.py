@@ -10,8 +10,13 @@ from loaderdoctor.attribution.combine import facts_of_trace
 from loaderdoctor.attribution.distortion import host_bounds, without_profiler
 from loaderdoctor.attribution.trace_facts import trace_facts
 from loaderdoctor.attribution.verdict import judge_trace
-from loaderdoctor.facts.trace import HostHotspot, ProfilerFacts, TraceFacts
-from loaderdoctor.facts.trace_pool import only_workers_help, workers_set_the_pace
+from loaderdoctor.facts.trace import (
+    HostHotspot,
+    ProfilerFacts,
+    TraceFacts,
+    only_workers_help,
+    workers_set_the_pace,
+)
 from loaderdoctor.findings.exposure import input_cost
 from tests.attribution.build import TraceBuilder
 from tests.findings.builders import copy_facts, shares, trace

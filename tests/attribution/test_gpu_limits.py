@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from loaderdoctor.attribution.gpu_limits import gpu_limit_facts
+from loaderdoctor.attribution.gpu import gpu_limit_facts
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.instrument.wire.surroundings import GpuLimitRecord
 

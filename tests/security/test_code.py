@@ -21,7 +21,7 @@ ALLOWED = {
         "pickle",
     ): "a copy of the user's own objects, from memory of this process to it",
     ("instrument/dataset/safety.py", "pickle"): "pickles the user's objects to nowhere",
-    ("advice/guard.py", "compile"): "whether advice compiles in the script; what comes is dropped",
+    ("advice/writing.py", "compile"): "whether advice compiles in the script; it is not run",
     ("advice/patch.py", "compile"): "the same",
     ("instrument/batches/digest.py", "pickle"): "of plain values of a batch, for their hash",
     (

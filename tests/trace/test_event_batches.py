@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loaderdoctor.errors import TraceError
-from loaderdoctor.trace.event_batches import EventBatches
+from loaderdoctor.trace.event_batches import EventBatches, Scan, scan
 from loaderdoctor.trace.events import Event, decode_leniently, decode_strictly
-from loaderdoctor.trace.scan import Scan, scan
 
 PATH = Path("run.json")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from loaderdoctor.errors import EXIT_USAGE, TraceError
-from loaderdoctor.trace import read, scan, source
+from loaderdoctor.trace import event_batches, read, source
 from loaderdoctor.trace.read import read_trace, with_events
 
 EVENT = '{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1.5, "dur": 2}'
@@ -223,7 +223,7 @@ def test_text_made_to_be_slow_is_read_in_one_go(
 ) -> None:
     """The work is in proportion to the text: how often it is decoded or looked at is counted."""
     seen = {"decoded": 0, "matched": 0}
-    loads, match = json.loads, scan._COMMA.match
+    loads, match = json.loads, event_batches._COMMA.match
 
     def counted(data: str, **options: bool) -> object:
         seen["decoded"] += len(data)
@@ -235,7 +235,7 @@ def test_text_made_to_be_slow_is_read_in_one_go(
             return match(text, position)
 
     monkeypatch.setattr(json, "loads", counted)
-    monkeypatch.setattr(scan, "_COMMA", Comma())
+    monkeypatch.setattr(event_batches, "_COMMA", Comma())
     path = tmp_path / "run.json"
     path.write_text(text)
     if says is None:

@@ -15,7 +15,6 @@ from loaderdoctor.attribution.ranks import compare, slowest, without_peer_wait
 from loaderdoctor.attribution.trace_facts import Attributed, attribute, facts_of
 from loaderdoctor.attribution.verdict import judge_trace
 from loaderdoctor.commands.analyze.job_traces import Job, read_job, traces_in
-from loaderdoctor.commands.analyze.trace_checks import check_trace
 from loaderdoctor.commands.analyze.trace_readers import (
     KEPT_BYTES,
     EngineName,
@@ -45,6 +44,16 @@ from loaderdoctor.report.ranks import rank_rows
 from loaderdoctor.trace.read import read_trace, with_events
 from loaderdoctor.tryout.answers import Elsewhere, answered, not_tested
 from loaderdoctor.tryout.recommending import advice_row
+
+_GIVE = "Give what torch.profiler exported, a .json or .json.gz file."
+# What no trace is called; files with other endings are read, whatever their name.
+_OTHERS = {
+    ".py": "a script, not a trace. To measure it: loaderdoctor diagnose {path}",
+    ".ipynb": "a notebook, not a trace. Measure its loop where it runs, with `with "
+    "loaderdoctor.watching():` around it.",
+    ".pkl": f"a pickle, not a trace, and is not opened. {_GIVE}",
+    ".pickle": f"a pickle, not a trace, and is not opened. {_GIVE}",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -321,3 +330,15 @@ def _recorded(trace: Path) -> int:
     name = trace.name if trace.parent.name == "perfetto" else trace.parent.name
     found = _TRIAL.match(name)
     return int(found[1]) if found is not None else 0
+
+
+_OTHERS |= dict.fromkeys((".pt", ".pth", ".ckpt"), f"a model's weights, not a trace. {_GIVE}")
+_OTHERS |= dict.fromkeys((".sh", ".bash", ".slurm"), f"a shell script, not a trace. {_GIVE}")
+_OTHERS |= dict.fromkeys((".yaml", ".yml", ".toml"), f"a configuration, not a trace. {_GIVE}")
+
+
+def check_trace(path: Path) -> None:
+    """Raise UsageError where the name says that this file is something else."""
+    said = _OTHERS.get(path.suffix)
+    if said is not None and path.is_file():
+        raise UsageError(f"{path}: {said.format(path=path)}")

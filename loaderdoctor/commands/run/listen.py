@@ -20,8 +20,7 @@ from loaderdoctor.commands.run.listen_options import ListenOptions, unjudged
 from loaderdoctor.commands.run.metrics import openmetrics
 from loaderdoctor.commands.run.rows import run_row
 from loaderdoctor.commands.run.run_files import Loop, Recorded, RunFiles
-from loaderdoctor.commands.run.teller import Teller
-from loaderdoctor.commands.run.tuned import Tuned
+from loaderdoctor.commands.run.teller import Teller, Tuned
 from loaderdoctor.instrument.command.listener import ConnectionListener
 from loaderdoctor.instrument.command.recorded_run import RecordedRun
 from loaderdoctor.instrument.system.look_around import LookAround

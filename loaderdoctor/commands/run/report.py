@@ -1,6 +1,7 @@
 """The report of a recorded run: the same findings as a diagnosis where there is evidence for them.
 
-Also of a run that was killed, from what it had left in its folder.
+Also of a run that was killed, from what it had left in its folder. What the whole run adds to its
+first window is a verdict, and what tuning proved.
 """
 
 from __future__ import annotations
@@ -11,24 +12,42 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
+from loaderdoctor.advice.writing import written
 from loaderdoctor.commands.output import deliver, exit_code, share_rules, write_run
 from loaderdoctor.commands.run.listen_options import ListenOptions, unjudged
 from loaderdoctor.commands.run.run_files import RECORDED
-from loaderdoctor.commands.run.whole_run import with_whole_run
 from loaderdoctor.diagnosis.run import Diagnosis, DiagnosisOptions
 from loaderdoctor.errors import RunError
+from loaderdoctor.estimate import Estimate
+from loaderdoctor.facts.whole import Facts
 from loaderdoctor.instrument.command.endings import nothing_measured, raise_if_broken
 from loaderdoctor.instrument.command.launched_run import ScriptRunLike
 from loaderdoctor.instrument.command.recorded_run import RecordedRun
 from loaderdoctor.instrument.wire.protocol import Observed, WindowDone
+from loaderdoctor.instrument.wire.tuning import TuningRecord
 from loaderdoctor.report.files import RunFolder
-from loaderdoctor.report.model import Report
+from loaderdoctor.report.model import Recommendation, Report
 from loaderdoctor.report.run_model import Run
+from loaderdoctor.report.words.run import judged
+from loaderdoctor.report.words.tuning import DRAWS, to_write
 from loaderdoctor.tryout.ablating import LoopEvidence
+from loaderdoctor.tryout.recommending import recommendations
 from loaderdoctor.tryout.windows import sizes
 
 # What the windows of a run are sized by: nothing depends on it but the sizes that are never used.
 BUDGET_S = 45.0
+TUNED = frozenset(
+    {
+        "num_workers",
+        "prefetch_factor",
+        "persistent_workers",
+        "pin_memory",
+        "in_order",
+        "start_method",
+    }
+)
 
 
 def report_run(options: ListenOptions, run: RecordedRun, row: Run | None) -> int:
@@ -96,3 +115,44 @@ def evidence_of(observed: Observed, windows: Iterable[WindowDone]) -> LoopEviden
         plain=[w for w in done if w.mode == "plain"],
         profiled=next((w for w in done if w.mode == "profiled" and w.trace_path), None),
     )
+
+
+def with_whole_run(report: Report, run: Run | None, facts: Facts | None) -> Report:
+    """The report of a run; `facts` are those of the first window, None where there were none."""
+    report = msgspec.structs.replace(report, command="run", run=run)
+    if run is None:
+        return report
+    tuned = run.tuning is not None and run.tuning.chosen is not None
+    verdict = judged(run)
+    if verdict is not None and (tuned or report.verdict.bound == "unknown"):
+        report = msgspec.structs.replace(report, verdict=verdict)
+    if run.tuning is None or not tuned or facts is None:
+        return report
+    # What the first window had predicted of these settings, the run has measured since.
+    others = [row for row in report.recommendations if row.setting not in TUNED]
+    rows = (*_tuned(facts, run.tuning), *others)
+    return msgspec.structs.replace(report, recommendations=rows)
+
+
+def _tuned(facts: Facts, tuning: TuningRecord) -> tuple[Recommendation, ...]:
+    """The lines that make the next run begin as this one went on."""
+    assert tuning.chosen is not None
+    settings = to_write(tuning.own, tuning.chosen)
+    first = next(iter(settings.changed()), None)
+    code = written(facts, settings)  # of all: they are arguments of one call
+    caution = DRAWS if tuning.draws else None
+    return tuple(
+        recommendations(
+            settings,
+            own=tuning.own.as_dict(),
+            written=lambda name: code,
+            caution=lambda name, value: caution if name == first else None,  # said once
+            summary=None,
+            measured=_estimate(tuning.chosen_ms),
+            own_step_ms=tuning.own_ms[0] if tuning.own_ms is not None else None,
+        )
+    )
+
+
+def _estimate(known: tuple[float, float, float] | None) -> Estimate | None:
+    return None if known is None else Estimate(value=known[0], low=known[1], high=known[2], n=2)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,6 +18,8 @@ from typing import Final, TextIO
 
 from loaderdoctor import format as fmt
 from loaderdoctor.alerts.alert import Alert
+from loaderdoctor.instrument.wire.tuning import TuningRecord
+from loaderdoctor.report.words.tuning import began, changed, left_alone
 
 EVERY_S: Final = 60.0
 CLEAR: Final = "\r\x1b[K"
@@ -75,3 +78,23 @@ def _in_a_line(stream: TextIO) -> bool:
             return reader.read(1) not in (b"\n", b"\r")
     except (OSError, ValueError):
         return False
+
+
+class Tuned:
+    """Give it what each beat brings."""
+
+    def __init__(self) -> None:
+        self.record: TuningRecord | None = None
+
+    def heard(self, record: TuningRecord, step: int) -> list[Alert]:
+        """What is to be told of it."""
+        before, self.record = self.record, record
+        if record.not_tuned is not None:
+            text = left_alone(record) if before is None else None
+        elif before is None or before.chosen != record.chosen:
+            text = began(record) if before is None and record.chosen is None else changed(record)
+        else:
+            text = None
+        if text is None:
+            return []
+        return [Alert(kind="tuned", at_s=time.time(), step=step, text=text)]

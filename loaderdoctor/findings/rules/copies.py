@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from loaderdoctor import format as fmt
-from loaderdoctor.facts.copy_calls import CALL_MS, MIN_TENSOR_BYTES, small_copies
 from loaderdoctor.facts.shares import MODERATE_SHARE
+from loaderdoctor.facts.trace import CALL_MS, MIN_TENSOR_BYTES, small_copies
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.exposure import (
     MIN_BLOCKED_PART,

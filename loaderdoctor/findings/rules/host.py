@@ -5,7 +5,7 @@ from __future__ import annotations
 from loaderdoctor import format as fmt
 from loaderdoctor.facts.host_work import work_between
 from loaderdoctor.facts.shares import HIGH_SHARE, MODERATE_SHARE
-from loaderdoctor.facts.trace_pool import workers_set_the_pace
+from loaderdoctor.facts.trace import workers_set_the_pace
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.exposure import exposed, host_share, severity, trace_alone
 from loaderdoctor.findings.model import Finding, Kind

@@ -1,4 +1,7 @@
-"""Time paid per iterator, not per batch: workers started each epoch, or each step."""
+"""Time paid per iterator, not per batch: workers started each epoch, or each step.
+
+And what stands between a loop and any worker: a script that workers would run again.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,12 @@ from loaderdoctor.findings.exposure import (
     loader_id,
     num_workers,
     pool_size,
+    spawned_by,
     started_anew,
 )
 from loaderdoctor.findings.input_parts import boundary_of_loader_ms, startup_ms_per_step
 from loaderdoctor.findings.model import Finding, Kind, Prediction
+from loaderdoctor.findings.rules.starved import loader_in_main_process
 
 # An epoch of one or two steps may rightly need an iterator every other step; from one in two
 # steps on, a longer epoch means that the loop drops its iterator.
@@ -202,3 +207,32 @@ def _creations(facts: Facts) -> tuple[int, int] | None:
     if facts.trace is not None and facts.trace.fetching.recorded:
         return facts.trace.fetching.n_iterators_created, facts.trace.n_steps
     return None
+
+
+def main_guard_missing(facts: Facts) -> Finding | None:
+    """The loop makes its batches itself, and the script has no main guard for workers to start.
+
+    Decides on: how this process starts its workers, the statement of the script that trains, and
+    what `loader-in-main-process` decides on.
+    Abstains: workers are forked, the script was not read, or workers would gain nothing.
+    Fooled by: a script that trains in a module it imports, with a guard of its own making.
+    """
+    loader, method = facts.main_loader, spawned_by(facts)
+    if loader is None or method is None or loader.safety.guard_missing is None:
+        return None
+    waits = loader_in_main_process(facts)
+    if waits is None:
+        return None
+    return Finding(
+        kind=Kind.MAIN_GUARD_MISSING,
+        severity=waits.severity,
+        share=waits.share,
+        loader=waits.loader,
+        summary=(
+            f"Workers are started by {method} here, which imports the script again in each of "
+            'them, and what it runs is under no `if __name__ == "__main__":`. With num_workers '
+            "above 0 it would end in a RuntimeError (bootstrapping phase); without, the loop makes "
+            "its batches itself."
+        ),
+        evidence={"start_method": method, "num_workers": 0},
+    )

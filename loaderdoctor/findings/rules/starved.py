@@ -6,7 +6,7 @@ import math
 
 from loaderdoctor import format as fmt
 from loaderdoctor.facts.shares import MODERATE_SHARE
-from loaderdoctor.facts.trace_pool import BURST_PART, in_bursts, workers_set_the_pace
+from loaderdoctor.facts.trace import BURST_PART, in_bursts, workers_set_the_pace
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.facts.workers import EdgeFacts
 from loaderdoctor.findings.bounds import pool_ms

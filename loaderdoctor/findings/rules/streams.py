@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from loaderdoctor import format as fmt
-from loaderdoctor.facts.shards import ShardFacts
+from loaderdoctor.facts.loop import ShardFacts
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.exposure import input_cost

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from loaderdoctor.facts.pictures import SampleTimes, StepTimeline, WaitSeries
-from loaderdoctor.report.charts import run, steps, trials
+from loaderdoctor.report.charts import steps, trials
 from loaderdoctor.report.charts.sheet import NARROW, WIDE, Sheet, in_css, paper
 from loaderdoctor.report.charts.subjects import (
     Bars,
@@ -97,7 +97,7 @@ def _figure(sheet: Sheet, subject: Subject) -> Figure:
         case Predictions():
             return trials.predictions(sheet, subject.pairs)
         case RunLine():
-            return run.run_line(sheet, subject)
+            return steps.run_line(sheet, subject)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Charts of single steps, of waits, of samples, and of how busy the GPU is."""
+"""Charts over time: single steps, waits, samples, how busy the GPU is, and a whole run."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from matplotlib.ticker import (
 
 from loaderdoctor.facts.pictures import SampleTimes, StepTimeline, WaitSeries
 from loaderdoctor.report.charts.sheet import Line, Rectangle, Sheet, labelled_rows
+from loaderdoctor.report.charts.subjects import RunLine
 from loaderdoctor.report.gpu_model import GpuBusy
 
 # Steps of opacity for spans that stand for several: finer ones can't be told apart.
@@ -27,6 +28,7 @@ _MARK_PX = 9
 _GAP_OPACITY = 0.22
 _GAP_EDGE = 3.0
 _GAP_LEAST = 0.003
+_UNITS = ((86_400.0, "days"), (3_600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 
 
 def timeline(sheet: Sheet, step: StepTimeline) -> Figure:
@@ -135,3 +137,29 @@ def busy(sheet: Sheet, series: GpuBusy) -> Figure:
 
 def _upright(at: float, top: float) -> Line:
     return (at, 0.0), (at, top)
+
+
+def run_line(sheet: Sheet, line: RunLine) -> Figure:
+    """Stacked shares of each stretch, bottom up; a mark where something was told."""
+    figure, axes = sheet.axes(190 if sheet.narrow else 220, left=44, top=12, bottom=38)
+    end_s = max((end for _, end, _ in line.stretches), default=1.0)
+    per, name = next((u for u in _UNITS if end_s >= 2 * u[0]), _UNITS[-1])
+    axes.set_xlim(0, end_s / per)
+    axes.set_ylim(0, 100)
+    axes.yaxis.set_major_locator(FixedLocator([0, 50, 100]))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:.0f} %"))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    boxes: dict[str, list[Rectangle]] = {}
+    for start_s, stop_s, shares in line.stretches:
+        bottom = 0.0
+        for colour, share in shares:
+            box = (start_s / per, bottom, (stop_s - start_s) / per, 100 * share)
+            boxes.setdefault(colour, []).append(box)
+            bottom += 100 * share
+    for colour, found in boxes.items():
+        sheet.rectangles(axes, found, fill=colour)
+    for at_s in line.alerts:
+        axes.axvline(at_s / per, color=sheet.colour("ink"), linewidth=1.5)
+    sheet.name_y(axes, "of the time")
+    sheet.name_x(axes, f"{name} since the run began")
+    return figure

@@ -34,8 +34,7 @@ from loaderdoctor.report.console.first_screen import (
     verdict,
 )
 from loaderdoctor.report.console.preset_table import PresetTable
-from loaderdoctor.report.console.run import whole_run
-from loaderdoctor.report.console.tables import RanksTable, TrialsTable, claims_table
+from loaderdoctor.report.console.tables import RanksTable, TrialsTable, claims_table, whole_run
 from loaderdoctor.report.model import Finding, Report
 from loaderdoctor.report.words.brief import causes, shortened
 from loaderdoctor.report.words.changes import (

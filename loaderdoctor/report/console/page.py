@@ -32,19 +32,18 @@ from loaderdoctor.report.console.first_screen import (
     verdict,
 )
 from loaderdoctor.report.console.preset_table import PresetTable
-from loaderdoctor.report.console.run import whole_run
 from loaderdoctor.report.console.tables import (
     RanksTable,
     TrialsTable,
     claims_table,
     machines_table,
+    whole_run,
 )
 from loaderdoctor.report.gpu_model import Gpu
 from loaderdoctor.report.model import MemoryHistory, Report, Workers
 from loaderdoctor.report.words import gpu as gpu_words
 from loaderdoctor.report.words.first_screen import listed, other_loader_sentences
-from loaderdoctor.report.words.parts import is_outside
-from loaderdoctor.report.words.whole import whole_of
+from loaderdoctor.report.words.parts import is_outside, whole_of
 from loaderdoctor.setting_words import heading
 
 _HOT_LINES = 3

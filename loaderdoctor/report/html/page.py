@@ -38,7 +38,7 @@ from loaderdoctor.report.words.first_screen import (
     what_if_title,
 )
 from loaderdoctor.report.words.outside import share_words
-from loaderdoctor.report.words.parts import parts_of
+from loaderdoctor.report.words.parts import parts_of, whole_of
 from loaderdoctor.report.words.trials import (
     by_speed,
     shared_sentence,
@@ -48,7 +48,6 @@ from loaderdoctor.report.words.trials import (
     trial_names,
 )
 from loaderdoctor.report.words.verdict import headline
-from loaderdoctor.report.words.whole import whole_of
 from loaderdoctor.setting_words import heading
 
 NAME = "report.html"

@@ -10,8 +10,7 @@ from typing import Any
 from loaderdoctor import format as fmt
 from loaderdoctor.estimate import Interval
 from loaderdoctor.facts.shares import MODERATE_SHARE
-from loaderdoctor.report.model import Ablation, Finding, Report, Step
-from loaderdoctor.report.words.before_training import before_training_sentence
+from loaderdoctor.report.model import Ablation, Finding, PassBeforeTraining, Report, Step
 from loaderdoctor.report.words.changes import changes_of
 from loaderdoctor.report.words.outside import wall_sentence
 from loaderdoctor.report.words.parts import is_outside
@@ -27,6 +26,8 @@ NO_DIFFERENCE = "no difference to see"
 OWN_PART = 0.2
 
 ONE_ROUND = "One round: ± allows for what rounds of other loops were seen to differ by."
+# What is not worth a line: a single batch to look at, a check of two.
+MIN_SHOWN_S = 1.0
 
 
 def boundary_sentence(step: Step) -> str | None:
@@ -288,3 +289,22 @@ def other_loader_sentences(report: Report) -> tuple[str, ...]:
 def listed(evidence: Mapping[str, Any]) -> list[str]:
     """Figures with their names, those that were recorded."""
     return [fmt.evidence(name, value) for name, value in evidence.items() if value is not None]
+
+
+def before_training_sentence(report: Report) -> str | None:
+    """`Before training began: 25.4 s in 8 passes over train.py:22 …`; None where it was short."""
+    shown = [one for one in report.before_training if (one.took_s or 0.0) >= MIN_SHOWN_S]
+    if not shown:
+        return None
+    when = "Before training began" if report.trains else "Before that"
+    return f"{when}: {'; '.join(map(_words, shown))}."
+
+
+def _words(one: PassBeforeTraining) -> str:
+    batches = fmt.count(one.n_batches, "batch", "batches")
+    took = f"{fmt.seconds(one.took_s)} in"
+    if one.skips:
+        return f"{took} {batches} of {one.loader} that were thrown away ({one.site})"
+    passes = "a pass" if one.n_passes == 1 else f"{one.n_passes:,} passes"
+    model = ", with a model" if one.calls_model else ""
+    return f"{took} {passes} over {one.loader} ({one.site}; {batches}{model})"

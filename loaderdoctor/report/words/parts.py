@@ -1,4 +1,8 @@
-"""What the bar at the top shows: parts of a step, or of all the time where that is the point."""
+"""What the bar at the top shows, and what its parts are of.
+
+Parts of a step, of a batch where nothing trains, of a trace as one window, or of all the time where
+that is the point.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,6 @@ from dataclasses import dataclass
 
 from loaderdoctor import format as fmt
 from loaderdoctor.report.model import Report
-from loaderdoctor.report.words.whole import whole_of
 
 # The parts of a step in reading order: what can be gained first, then what the step is for.
 SHARE_ORDER = ("input", "copy", "communication", "host", "compute", "other")
@@ -86,3 +89,39 @@ def _parts(
             )
         )
     return tuple(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whole:
+    """`ms` None: its time was not recorded."""
+
+    title: str  # of the section that shows its shares
+    ms: float | None
+    time: str  # with the noise
+    unit: str  # behind a time: "a step"
+    per: str  # in a heading, behind a unit of time
+
+
+def whole_of(report: Report) -> Whole:
+    """Of this report."""
+    step = report.step
+    if step.window_ms is not None:
+        return Whole(
+            title="The recorded window",
+            ms=step.window_ms,
+            time=fmt.ms(step.window_ms),
+            unit="in all",
+            per="in all",
+        )
+    unit = "a step" if report.trains else "a batch"
+    return Whole(
+        title="The step" if report.trains else "A batch",
+        ms=step.wall_ms,
+        time=(
+            fmt.step_ms(step.wall_ms, step.wall_ms_ci)
+            if step.wall_ms is not None
+            else f"Step time {fmt.NOT_RECORDED}"
+        ),
+        unit=unit if step.wall_ms is not None else "",
+        per=unit,
+    )

@@ -15,10 +15,9 @@ from loaderdoctor.findings.input_parts import cost_beyond_wait, mapping_cost
 from loaderdoctor.findings.model import Finding, Kind, Severity
 from loaderdoctor.report import model
 from loaderdoctor.report.model import Recommendation, Report
+from loaderdoctor.report.words.caveats import caveats, no_cause
 from loaderdoctor.report.words.changes import MEASURED, Change, changes_of
-from loaderdoctor.report.words.no_cause import no_cause
 from loaderdoctor.report.words.outside import outside_cost, outside_sentence
-from loaderdoctor.report.words.trace_alone import caveats
 from loaderdoctor.report.words.verdict import NEW_SHAPES, uncertain_sentence
 
 # Why, in a clause that follows "because". Kinds that are no cause of waiting are left out.

@@ -10,8 +10,8 @@ import msgspec
 from loaderdoctor.instrument.wire.records import PassRecord
 from loaderdoctor.report import model
 from loaderdoctor.report.console.page import console_text
-from loaderdoctor.report.words.before_training import before_training_sentence
 from loaderdoctor.report.words.changes import meaning
+from loaderdoctor.report.words.first_screen import before_training_sentence
 from loaderdoctor.report.words.inference import of_inference
 from loaderdoctor.report.words.verdict import headline
 from tests.report import samples

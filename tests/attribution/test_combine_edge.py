@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from loaderdoctor.attribution.edge import edge_facts
+from loaderdoctor.attribution.combine import edge_facts
 from loaderdoctor.attribution.verdict import judge_run
 from loaderdoctor.facts.workers import EdgeFacts
 from loaderdoctor.report.words.summary import verdict_sentence

@@ -8,7 +8,7 @@ from loaderdoctor.advice.code import edits_for
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.find import find
 from loaderdoctor.findings.model import Kind, Severity
-from loaderdoctor.findings.rules.main_guard import main_guard_missing
+from loaderdoctor.findings.rules.startup import main_guard_missing
 from loaderdoctor.settings import Settings
 from tests.findings.builders import healthy, loader, machine, with_exposed
 from tests.findings.case import Case, fires, stays_silent

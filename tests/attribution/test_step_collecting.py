@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loaderdoctor.attribution.collecting import collection_facts
+from loaderdoctor.attribution.step import collection_facts
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.instrument.wire.records import CollectionRecord
 

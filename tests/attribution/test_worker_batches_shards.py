@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from loaderdoctor.attribution.shards import shard_facts
-from loaderdoctor.facts.shards import ShardFacts
+from loaderdoctor.attribution.worker_batches import shard_facts
+from loaderdoctor.facts.loop import ShardFacts
 from loaderdoctor.instrument.wire.record_file import Outcome
 from loaderdoctor.instrument.wire.records import LoaderRecord
 from loaderdoctor.instrument.wire.worker_log import Batches, IteratorRecord, WorkerLog

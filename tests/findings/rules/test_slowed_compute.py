@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from loaderdoctor.facts.gpu_limits import GpuLimitFacts
+from loaderdoctor.facts.loop import GpuLimitFacts
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.model import Severity
-from loaderdoctor.findings.rules.gpu_limits import gpu_throttled
+from loaderdoctor.findings.rules.slowed_compute import gpu_throttled
 from tests.findings.builders import healthy, with_exposed
 from tests.findings.case import Case, check_fires, check_silent
 

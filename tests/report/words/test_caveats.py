@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from loaderdoctor.attribution.combine import facts_of_trace
 from loaderdoctor.estimate import Estimate
-from loaderdoctor.report.words.no_cause import no_cause
+from loaderdoctor.report.words.caveats import no_cause
 from loaderdoctor.report.words.summary import verdict_sentence
 from tests.findings.builders import trace, with_exposed, workers
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from loaderdoctor.attribution.ablation import Round, ablation_facts
+from loaderdoctor.attribution.ablation import Round, ablation_facts, computing_new_shapes
 from loaderdoctor.attribution.combine import facts_of_run
-from loaderdoctor.attribution.new_shapes import computing_new_shapes
 from loaderdoctor.attribution.step import step_facts
 from loaderdoctor.attribution.verdict import judge_run
 from loaderdoctor.facts.shares import Hidden, Shares

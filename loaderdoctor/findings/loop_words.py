@@ -121,8 +121,8 @@ _MAKING = ("elements", "deepcopy", "library", "numpy")
 def advice_of(place: LoopPlace, *, has_loader: bool) -> str:
     """What helps against work of this kind at this place."""
     advice, early = TOLD[place.what].advice, before_forward(place)
-    if early and not has_loader and place.what in _MAKING:
-        return OWN_BATCHES
+    if not has_loader and place.what in _MAKING and early is not False:
+        return OWN_BATCHES if early else f"Where it makes batches: {_lowered(OWN_BATCHES)}"
     if place.what == "elements":
         if early is False:
             return f"{advice}, or do it every n steps."
@@ -132,6 +132,10 @@ def advice_of(place: LoopPlace, *, has_loader: bool) -> str:
     if early and place.what in ("item", "to-host", "table"):
         return f"{advice} Workers do it ahead in the dataset or collate_fn."
     return advice
+
+
+def _lowered(sentence: str) -> str:
+    return sentence[0].lower() + sentence[1:]
 
 
 def where(line: CodeLine) -> str:

@@ -87,7 +87,10 @@ def test_diagnose_tells_every_stage_in_a_real_terminal(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "loaderdoctor", "diagnose", "--budget", "20", str(script)]
     with subprocess.Popen(
         command, cwd=tmp_path, stdin=theirs, stdout=subprocess.DEVNULL, stderr=theirs,
-        env={**os.environ, "COLUMNS": "80", "TERM": "xterm"},
+        env={
+            **os.environ, "COLUMNS": "80", "TERM": "xterm",
+            "PYTHONWARNINGS": "ignore", "TORCH_CPP_LOG_LEVEL": "ERROR", "KINETO_LOG_LEVEL": "5",
+        },  # what torch writes there of the machine is as long as it likes
     ) as process:  # fmt: skip
         os.close(theirs)
         said = read_to_end(ours)
@@ -109,7 +112,7 @@ def test_diagnose_tells_every_stage_in_a_real_terminal(tmp_path: Path) -> None:
     left = [int(s) for s in re.findall(r"about (\d+) s left", text)]
     assert left == sorted(left, reverse=True)
     assert len(left) >= 3 and left[0] <= 20
-    assert max(map(len, text.splitlines())) <= 80
+    assert [x for x in text.splitlines() if len(x) > 80] == []
 
 
 class Terminal(io.StringIO):

@@ -260,6 +260,12 @@ def test_a_loop_that_makes_its_own_batches_is_not_sent_to_its_loader() -> None:
     seen = replace(SAMPLED, loaders=())
     finding = work_between_steps(seen)
     assert finding is not None and "torch.randint" in (finding.advice or "")
+    # Where in the step it lies is not known: nor, then, whether batches are made there.
+    unknown = replace(seen, loop_lines=lines(place(between=None)))
+    finding = work_between_steps(unknown)
+    assert finding is not None and finding.advice is not None
+    assert finding.advice.startswith("Where it makes batches: keep the data in one tensor")
+    assert "collate_fn" not in finding.advice
 
 
 def test_one_large_copy_to_the_host_counts_for_what_it_takes_with_its_size() -> None:

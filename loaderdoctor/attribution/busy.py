@@ -11,6 +11,10 @@ A gap in which an iterator was created or exhausted is an epoch's. Otherwise, if
 after num_workers steps, they are a worker cycle's.
 
 Fooled by: a profiled window that holds one period or less (the series says how long it is).
+
+It also stands still, though it has work, while it serves another process. Contexts of several
+processes take turns on one GPU, some milliseconds each (no MPS). Then nothing of this process runs,
+though kernels of its own were launched before: no loader, no copy and no host is to blame for that.
 """
 
 from __future__ import annotations
@@ -19,10 +23,11 @@ import numpy as np
 
 from loaderdoctor.attribution.clock import StepClock
 from loaderdoctor.attribution.fetches import Fetches
+from loaderdoctor.attribution.trace_rows import Rows
 from loaderdoctor.facts.trace import BusyFacts, IdleGapFacts
-from loaderdoctor.intervals import Intervals
-from loaderdoctor.trace.columns import F64, I64
-from loaderdoctor.units import NS_PER_MS
+from loaderdoctor.intervals import EMPTY, Intervals
+from loaderdoctor.trace.columns import ABSENT, F64, I64, Category
+from loaderdoctor.units import NS_PER_MS, NS_PER_US
 
 # Values between two ends of a typical step: a gap's edge is known to a quarter of a step.
 PER_STEP = 4
@@ -45,6 +50,11 @@ MIN_PAIRS = 2
 MIN_AT_BOUNDARIES = 0.75
 # And of the boundaries, so many must have a gap.
 MIN_IDLE_GAP_BOUNDARIES = 0.5
+# Fifteen traces of GPUs that one process had to itself (H100, H200) have not one such silence of
+# 100 µs; a turn of another process lasts milliseconds.
+LEAST_NS = 200 * NS_PER_US
+# Of the times from a launch to its kernel's start: so few are due to anything but the way there.
+SHORTEST_PERCENT = 5
 
 
 def busy_facts(
@@ -195,3 +205,35 @@ def _repeats(in_idle_gap: I64, period: int, clock: StepClock) -> bool:
 def _slack(period: float) -> float:
     """Steps that a gap may come early or late: batches change their places in a longer queue."""
     return 1.0 if period >= 6 else 0.0
+
+
+def held_up(rows: Rows) -> Intervals:
+    """From the end of what ran last, or the launch of what runs next, to the start of that.
+
+    What was launched by a call that returned only after it began (a copy from pageable memory) says
+    nothing: the call itself may have taken the time. Where the device's clock is ahead of the
+    host's all work seems to wait before it begins: what even the promptest kernels wait is no
+    evidence. That leaves out some of what is held up where few find an empty queue.
+    """
+    device = rows.device_rows
+    if device.size == 0:
+        return EMPTY
+    spans = rows.spans
+    busy = rows.intervals(device)
+    ends, starts = busy.ends[:-1], busy.starts[1:]
+    following = np.searchsorted(spans.start_ns[device], starts)
+    call = rows.launched_by[following]
+    launched = np.where(call == ABSENT, starts, spans.end_ns[np.maximum(call, 0)])
+    since = np.maximum(ends, launched + _way_ns(rows))
+    long = starts - since >= LEAST_NS
+    return Intervals.of(since[long], starts[long])
+
+
+def _way_ns(rows: Rows) -> int:
+    """From a launch to the start of its kernel, for the promptest; 0 where they begin before."""
+    spans, call = rows.spans, rows.launched_by
+    known = (call != ABSENT) & (spans.category[rows.device_rows] == Category.KERNEL)
+    if not known.any():
+        return 0
+    ways = spans.start_ns[rows.device_rows[known]] - spans.end_ns[call[known]]
+    return max(0, int(np.percentile(ways, SHORTEST_PERCENT)))

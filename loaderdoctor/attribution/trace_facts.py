@@ -6,13 +6,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from loaderdoctor.attribution.busy import busy_facts
+from loaderdoctor.attribution.busy import busy_facts, held_up
 from loaderdoctor.attribution.clock import StepClock, step_clock
 from loaderdoctor.attribution.copies import CopyRows, copy_facts, copy_rows
 from loaderdoctor.attribution.distortion import profiler_facts, without_profiler
 from loaderdoctor.attribution.fetches import Fetches, fetches_of, silence_at
 from loaderdoctor.attribution.gpu import compute_facts, gpu_facts
-from loaderdoctor.attribution.held_up import held_up
 from loaderdoctor.attribution.host import host_hotspots
 from loaderdoctor.attribution.identity import Partition, with_accelerator, without_accelerator
 from loaderdoctor.attribution.launches import kernel_facts, launch_calls, sync_facts

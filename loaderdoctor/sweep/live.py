@@ -5,8 +5,6 @@ Where stderr is no terminal, a plain line tells each phase and round instead.
 
 from __future__ import annotations
 
-from types import TracebackType
-
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -47,12 +45,7 @@ class LiveSweep:
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         if self._live is not None:
             self._live.stop()
             self._live = None

@@ -36,7 +36,7 @@ from loaderdoctor.findings.exposure import (
 )
 from loaderdoctor.findings.line_names import hot_evidence, hot_sentence
 from loaderdoctor.findings.model import Finding, Kind, Prediction, Severity
-from loaderdoctor.findings.stream_words import more_shards
+from loaderdoctor.findings.rules.streams import more_shards
 
 
 def loader_in_main_process(facts: Facts) -> Finding | None:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import ClassVar, Protocol, TypeVar
 
 from loaderdoctor.errors import LoaderdoctorError, RunError
@@ -170,12 +169,7 @@ class LaunchedRun(Heard, ABC):
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         """End what still runs, workers too."""
         self._close()
 

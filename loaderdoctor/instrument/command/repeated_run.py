@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from types import TracebackType
 
 import msgspec
 
@@ -99,12 +98,7 @@ class RepeatedRun:
         self._enter(self.start(self.patient))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._leave()
 
     # ------------------------------------------------------------ of ScriptRunLike

@@ -139,7 +139,7 @@ class BatchesSeen:
 
     def describe(self, batch: object) -> None:
         """Look at one of them."""
-        from loaderdoctor.instrument.batches.fingerprint import fingerprint
+        from loaderdoctor.instrument.batches.digest import fingerprint
         from loaderdoctor.instrument.batches.labels import Labels
         from loaderdoctor.instrument.batches.padding import Lengths
         from loaderdoctor.instrument.dataset.safety import describe_batch

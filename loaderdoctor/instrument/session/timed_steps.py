@@ -15,8 +15,7 @@ import msgspec
 import torch
 
 from loaderdoctor.errors import LoaderdoctorError
-from loaderdoctor.instrument.session.collection_count import CollectionCount
-from loaderdoctor.instrument.session.compile_count import CompileCount
+from loaderdoctor.instrument.session.interruptions import CollectionCount, CompileCount
 from loaderdoctor.instrument.session.loader_state import LoaderState
 from loaderdoctor.instrument.session.messages import Messages
 from loaderdoctor.instrument.session.profiling import WindowProfiler

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from loaderdoctor.instrument.session.compile_count import CompileCount
+from loaderdoctor.instrument.session.interruptions import CompileCount
 
 
 @pytest.mark.slow
@@ -31,14 +31,16 @@ def test_code_made_anew_for_a_shape_is_counted_with_its_reason() -> None:
     assert found.n == 2
     assert found.ns > 0
     assert found.reason is not None and "size mismatch" in found.reason
-    assert found.function is not None and found.function.startswith("double (test_compile_count.py")
+    assert found.function is not None and found.function.startswith(
+        "double (test_interruptions_compile_count.py"
+    )
     torch._dynamo.reset()
 
 
 def test_the_compiler_is_not_loaded_for_it() -> None:
     code = (
         "import sys, torch\n"
-        "from loaderdoctor.instrument.session.compile_count import CompileCount\n"
+        "from loaderdoctor.instrument.session.interruptions import CompileCount\n"
         "before = 'torch._dynamo' in sys.modules\n"
         "assert CompileCount().since() is None\n"
         "assert ('torch._dynamo' in sys.modules) is before\n"

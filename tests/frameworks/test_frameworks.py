@@ -26,6 +26,7 @@ def run(script: str, *args: str, needs: str, cwd: Path) -> Diagnosed:
     assert "loader-in-main-process" in done.kinds, done.summary
     assert said.ablation is not None, done.warnings
     assert {t.status for t in said.trials} == {"ok"}, said.trials
+    assert "num_workers" in done.settings, said.recommendations
     return done
 
 

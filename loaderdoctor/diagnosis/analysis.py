@@ -13,6 +13,7 @@ from loaderdoctor.attribution.gpu import gpu_limit_facts
 from loaderdoctor.attribution.loop_stacks import loop_line_facts
 from loaderdoctor.attribution.pictures import tracks
 from loaderdoctor.attribution.ranks import without_peer_wait
+from loaderdoctor.attribution.readers import with_readers
 from loaderdoctor.attribution.step import step_facts, usable
 from loaderdoctor.attribution.trace_facts import Attributed, attribute, facts_of
 from loaderdoctor.attribution.verdict import judge_run
@@ -103,7 +104,12 @@ def analyse(
         facts,
         ranks=ranks,
         thread_trials=tried.threads,
-        pool_trials=tried.pools,
+        pool_trials=with_readers(
+            tried.pools,
+            log,
+            workers.loader if workers is not None else None,
+            [(w.start_ns, w.end_ns) for w in evidence.steady],
+        ),
         shards=_shards(log, evidence),
         gpu_limits=gpu_limit_facts(evidence.steady),
     )

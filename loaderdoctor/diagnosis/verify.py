@@ -258,7 +258,17 @@ def loop_trials(tried: Sequence[Compared]) -> LoopTrials:
 
 def _pool_trials(tried: Sequence[Compared]) -> tuple[PoolTrial, ...]:
     return tuple(
-        PoolTrial(num_workers=n, own_ms=own_ms, step_ms=step, gain_ms=gain)
+        PoolTrial(
+            num_workers=n,
+            own_ms=own_ms,
+            step_ms=step,
+            gain_ms=gain,
+            spans_ns=tuple(
+                (m.window.start_ns, m.window.end_ns)
+                for m in one.trial.measurements
+                if m.window.status in ("ok", "short")
+            ),
+        )
         for one in tried
         if set(one.settings.changed()) <= {"num_workers", "persistent_workers"}
         and (n := one.settings.num_workers) is not None

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from loaderdoctor.estimate import Estimate
+from loaderdoctor.facts.workers import MoreReaders
 from loaderdoctor.instrument.wire.records import Allocator
 
 # A pace counts as another from this much on: several times the noise of window means (about 2 %).
@@ -266,6 +267,8 @@ class PoolTrial:
     own_ms: float  # a step of the loop as it is in the same rounds
     step_ms: Estimate
     gain_ms: Estimate  # plain - this, paired by round
+    spans_ns: tuple[tuple[int, int], ...] = ()  # begin and end of its windows
+    readers: MoreReaders | None = None  # None: workers' records do not tell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

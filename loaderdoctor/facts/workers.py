@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from loaderdoctor.estimate import binomial_interval
+from loaderdoctor.estimate import Estimate, binomial_interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +53,23 @@ class ReadFacts:
     bytes_per_batch: float
     calls_per_batch: float
     disk_share: float  # of these bytes, what the page cache did not have
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readers:
+    """A pool of workers as readers: how many read at once, and what each batch waited."""
+
+    busy: float  # workers that were making a batch, by the mean
+    wait_ms: Estimate  # of making a batch, for something else than a CPU
+    batches_per_s: float  # of all of them together
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoreReaders:
+    """What few readers got, in plain windows, and what more of them got in a trial."""
+
+    few: Readers
+    many: Readers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,8 @@
 
 A pool that waits looks alike in all three. What tells latency from bandwidth is what more readers
 get: of a latency each gets as much as before, of a bandwidth they only share it. So those two are
-said only where the run has tried more workers.
+said only where the run has tried more workers. How long each of their batches waited, next to those
+of the pool as it is, says so first; the steps of that trial only where records do not.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from loaderdoctor import format as fmt
+from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts.loop import PoolTrial
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
@@ -39,6 +41,15 @@ MIN_KNOWN_BYTES = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _More:
+    """A trial of more workers, and what of their ideal gain came true: 1 latency, 0 bandwidth."""
+
+    trial: PoolTrial
+    part: Estimate
+    by_rates: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Waiting:
     """A pool, or the loop itself, that waits while it makes batches."""
 
@@ -50,18 +61,18 @@ class _Waiting:
 def latency_bound_storage(facts: Facts) -> Finding | None:
     """Each read takes long, and more of them at once get as much each: latency, not bandwidth.
 
-    Decides on: steps with more workers tried in the running loop / what they would be if each
-    worker got as much as before; only where making a batch is mostly waiting.
-    Abstains: no trial of more workers, an interval that does not tell, or CPU times not recorded.
+    Decides on: how long a batch waited for each of more workers tried in the running loop / for
+    each of the pool as it is (else their steps / what they would be if each worker got as much as
+    before); only where making a batch is mostly waiting.
+    Abstains: no trial of more workers, an interval that does not tell, CPU times not recorded, or
+    steps that deny what the waits say.
     Fooled by: any other wait that many can do at once, such as a sleep.
     """
     waiting = _waiting(facts)
     seen = _more_readers(facts, waiting) if waiting is not None else None
     if waiting is None or seen is None:
         return None
-    trial, room_ms = seen
-    part = trial.gain_ms.value / room_ms
-    if part < MIN_LATENCY_PART or trial.gain_ms.low < MAX_BANDWIDTH_PART * room_ms:
+    if not _is_latency(seen.part):
         return None
     return _finding(
         facts,
@@ -69,8 +80,8 @@ def latency_bound_storage(facts: Facts) -> Finding | None:
         waiting,
         f"Reading waits for each request{where(facts)}, {fmt.ms(waiting.wait_ms)} a batch"
         f"{_reads_words(facts, waiting.workers)}, and not for bandwidth: "
-        f"{_measured(facts, trial)}.",
-        {"num_workers_tried": trial.num_workers, "part_of_ideal": part},
+        f"{_measured(facts, seen)}.",
+        _evidence(seen),
         "Keep more requests in flight: more workers, or a thread pool in the dataset's "
         "__getitems__; and ask for more at once, as packed shards do.",
     )
@@ -79,19 +90,17 @@ def latency_bound_storage(facts: Facts) -> Finding | None:
 def bandwidth_bound_storage(facts: Facts) -> Finding | None:
     """More readers get no more together: the storage, or the way to it, gives all it has.
 
-    Decides on: as `latency-bound-storage`, where next to nothing of it came true although the CPUs
-    had room.
-    Abstains: no trial of more workers, an interval that does not tell, or CPUs that more would
-    fill.
+    Decides on: as `latency-bound-storage`, where each of more workers waits as much longer as they
+    are more; by steps alone, where next to nothing came true although the CPUs had room.
+    Abstains: no trial of more workers, an interval that does not tell, CPUs that more would fill
+    where steps alone are known, or steps that deny what the waits say.
     Fooled by: a lock that all workers share, which looks the same.
     """
     waiting = _waiting(facts)
     seen = _more_readers(facts, waiting) if waiting is not None else None
-    if waiting is None or seen is None or not _room(facts, waiting.workers, seen[0]):
+    if waiting is None or seen is None or not _is_bandwidth(seen.part):
         return None
-    trial, room_ms = seen
-    part = trial.gain_ms.value / room_ms
-    if part > MAX_BANDWIDTH_PART or trial.gain_ms.high > MIN_LATENCY_PART * room_ms:
+    if not seen.by_rates and not _room(facts, waiting.workers, seen.trial):
         return None
     rate = _rate(facts, waiting.workers)
     about = f", about {fmt.n_bytes(rate)} a second in all" if rate is not None else ""
@@ -99,14 +108,10 @@ def bandwidth_bound_storage(facts: Facts) -> Finding | None:
         facts,
         Kind.BANDWIDTH_BOUND_STORAGE,
         waiting,
-        f"The storage gives all it has{where(facts)}{about}: {_measured(facts, trial)}. Making "
+        f"The storage gives all it has{where(facts)}{about}: {_measured(facts, seen)}. Making "
         f"a batch waits {fmt.ms(waiting.wait_ms)} of its {fmt.ms(waiting.workers.batch_ms)}"
         f"{_reads_words(facts, waiting.workers)}.",
-        {
-            "num_workers_tried": trial.num_workers,
-            "part_of_ideal": part,
-            "bytes_per_s": rate,
-        },
+        {**_evidence(seen), "bytes_per_s": rate},
         "Read fewer bytes (smaller or better compressed samples, lower resolution), or copy the "
         "data to a local disk or memory before training. More workers only share what there is.",
     )
@@ -153,23 +158,78 @@ def _waiting(facts: Facts) -> _Waiting | None:
     return _Waiting(workers=workers, cost=cost, wait_ms=share * workers.batch_ms)
 
 
-def _more_readers(facts: Facts, waiting: _Waiting) -> tuple[PoolTrial, float] | None:
-    """The trial of most workers, and what they save (ms) if each gets as much as before.
+def _more_readers(facts: Facts, waiting: _Waiting) -> _More | None:
+    """The trial of most workers and what it says of them.
 
     None without workers: the first one already gains by overlap, at whatever rate the storage has.
     """
-    n, rest = num_workers(facts), rest_ms(facts)
-    if not n:
+    n = num_workers(facts)
+    trials = [t for t in facts.pool_trials if n and t.num_workers >= MIN_MORE * n]
+    for trial in sorted(trials, key=lambda t: -t.num_workers):
+        steps, rates = _by_steps(facts, waiting, trial), _by_rates(waiting.workers, trial)
+        if rates is None:
+            told = steps
+        elif steps is not None and (
+            (_is_latency(rates.part) and _is_bandwidth(steps.part))
+            or (_is_bandwidth(rates.part) and _is_latency(steps.part))
+        ):
+            return None
+        else:
+            told = rates
+        if told is not None:
+            return told
+    return None
+
+
+def _by_rates(workers: WorkerFacts, trial: PoolTrial) -> _More | None:
+    """From the waits of each batch: where twice as many readers wait as long, each gets as much."""
+    seen = trial.readers
+    if seen is None or workers.run_wait_share is None or seen.few.busy <= 0:
         return None
-    trials = [t for t in facts.pool_trials if t.gain_ms.bounded and t.num_workers >= MIN_MORE * n]
-    if not trials or rest is None:
+    more, few, many = seen.many.busy / seen.few.busy, seen.few.wait_ms, seen.many.wait_ms
+    if more < MIN_MORE or few.low <= 0 or not many.bounded:
         return None
-    most = max(trials, key=lambda t: t.num_workers)
-    ideal_ms = max(rest, waiting.workers.batch_ms / most.num_workers)
-    room_ms = most.own_ms - ideal_ms
-    if room_ms < MODERATE_SHARE * most.own_ms:
+    part = Estimate(
+        value=(more - many.value / few.value) / (more - 1.0),
+        low=(more - many.high / few.low) / (more - 1.0),
+        high=(more - many.low / few.high) / (more - 1.0),
+        n=many.n,
+    )
+    return _More(trial=trial, part=part, by_rates=True)
+
+
+def _by_steps(facts: Facts, waiting: _Waiting, trial: PoolTrial) -> _More | None:
+    """From the trial's steps and what they would be if each worker got as much as before."""
+    rest = rest_ms(facts)
+    if rest is None or not trial.gain_ms.bounded:
         return None
-    return most, room_ms
+    ideal_ms = max(rest, waiting.workers.batch_ms / trial.num_workers)
+    room_ms = trial.own_ms - ideal_ms
+    if room_ms < MODERATE_SHARE * trial.own_ms:
+        return None
+    return _More(trial=trial, part=trial.gain_ms.scaled(1.0 / room_ms))
+
+
+def _is_latency(part: Estimate) -> bool:
+    return part.value >= MIN_LATENCY_PART and part.low >= MAX_BANDWIDTH_PART
+
+
+def _is_bandwidth(part: Estimate) -> bool:
+    return part.value <= MAX_BANDWIDTH_PART and part.high <= MIN_LATENCY_PART
+
+
+def _evidence(seen: _More) -> dict[str, EvidenceValue]:
+    few = seen.trial.readers.few if seen.trial.readers is not None else None
+    many = seen.trial.readers.many if seen.trial.readers is not None else None
+    return {
+        "num_workers_tried": seen.trial.num_workers,
+        "part_of_ideal": seen.part.value,
+        "readers": few.busy if few is not None else None,
+        "readers_tried": many.busy if many is not None else None,
+        "wait_ms_per_batch_tried": many.wait_ms.value if many is not None else None,
+        "batches_per_s": few.batches_per_s if few is not None else None,
+        "batches_per_s_tried": many.batches_per_s if many is not None else None,
+    }
 
 
 def _room(facts: Facts, workers: WorkerFacts, trial: PoolTrial) -> bool:
@@ -190,8 +250,16 @@ def _rate(facts: Facts, workers: WorkerFacts) -> float | None:
     return reads.bytes_per_batch / step_ms * 1000.0
 
 
-def _measured(facts: Facts, trial: PoolTrial) -> str:
-    n = num_workers(facts) or 0
+def _measured(facts: Facts, seen: _More) -> str:
+    n, trial, readers = num_workers(facts) or 0, seen.trial, seen.trial.readers
+    if seen.by_rates and readers is not None:
+        few, many = readers.few, readers.many
+        per_s = fmt.number(few.batches_per_s)
+        return (
+            f"with num_workers={trial.num_workers} making a batch waits "
+            f"{fmt.ms(many.wait_ms.value)}, with {n} {fmt.ms(few.wait_ms.value)}, and together "
+            f"they make {fmt.number(many.batches_per_s)} batches a second, with {n} {per_s}"
+        )
     return (
         f"a step takes {fmt.ms(trial.step_ms.value)} with num_workers={trial.num_workers}, and "
         f"{fmt.ms(trial.own_ms)} with {n}"

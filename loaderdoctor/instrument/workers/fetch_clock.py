@@ -24,7 +24,10 @@ from loaderdoctor.instrument.workers.transform_probe import EVERY_N_SAMPLES, Tra
 
 CLOCK_KEY: Final = "_loaderdoctor_clock"
 
-MAX_BATCHES_SKIPPED: Final = 511
+# One batch in 127 at least, a prime: with a period that an epoch's batches are a multiple of, the
+# same few samples would be timed again and again. At one in 512, the 20 us batches of an epoch
+# behind a cold one were timed too rarely for a short run to tell that the first had been slow.
+MAX_BATCHES_SKIPPED: Final = 126
 
 # What recording the making of batches may cost, as shares of the time they take.
 #

@@ -10,7 +10,7 @@ import pytest
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts.loop import PoolTrial
 from loaderdoctor.facts.whole import Facts
-from loaderdoctor.facts.workers import ReadFacts
+from loaderdoctor.facts.workers import MoreReaders, Readers, ReadFacts
 from loaderdoctor.findings.find import find
 from loaderdoctor.findings.model import Kind, Severity
 from loaderdoctor.findings.rules.slow_storage import (
@@ -34,6 +34,17 @@ def trial(n: int, step_ms: float, *, own_ms: float = 10.0, margin: float = 0.5) 
     )
 
 
+def seen(tried: PoolTrial, wait_ms: float, *, busy: float = 8.0, margin: float = 1.0) -> PoolTrial:
+    """With records: two workers waited 18 ms a batch, those of the trial `wait_ms`."""
+    few = Readers(busy=2.0, wait_ms=Estimate.around(18.0, 0.5, n=40), batches_per_s=100.0)
+    many = Readers(
+        busy=busy,
+        wait_ms=Estimate.around(wait_ms, margin, n=10),
+        batches_per_s=busy / (wait_ms + 2.0) * 1000.0,
+    )
+    return replace(tried, readers=MoreReaders(few=few, many=many))
+
+
 def waits(*tried: PoolTrial, reads: ReadFacts | None = LARGE, **changes: Any) -> Facts:
     """Two workers that mostly wait for 20 ms a batch: 8 of 10 ms a step."""
     made = workers(
@@ -44,6 +55,7 @@ def waits(*tried: PoolTrial, reads: ReadFacts | None = LARGE, **changes: Any) ->
         idle_share=0.0,
         n_samples=5120,
         n_batches=80,
+        run_wait_share=0.0,
         reads=reads,
     )
     facts = with_exposed(
@@ -131,3 +143,49 @@ def test_bytes_that_the_system_does_not_count_are_not_told() -> None:
     assert found is not None
     assert found.evidence["bytes_per_s"] is None
     assert "reads" not in found.summary and "a second" not in found.summary
+
+
+NOISY = trial(8, 9.8, margin=40.0)  # steps that say nothing
+
+
+@pytest.mark.parametrize(
+    ("tried", "kind"),
+    [
+        (seen(NOISY, 72.0), Kind.BANDWIDTH_BOUND_STORAGE),
+        (seen(NOISY, 18.5), Kind.LATENCY_BOUND_STORAGE),
+        (seen(NOISY, 27.0), Kind.LATENCY_BOUND_STORAGE),  # 8 of them in the time of 5.3
+        (seen(NOISY, 52.0), None),  # between the two
+        (seen(NOISY, 72.0, margin=30.0), None),  # batches that tell as little
+        (seen(NOISY, 72.0, margin=float("inf")), None),
+        (seen(NOISY, 18.5, busy=2.5), None),  # no more of them read at once
+        # Steps and waits that deny each other.
+        (seen(trial(8, 2.6), 72.0), None),
+        (seen(trial(8, 9.8), 18.5), None),
+        # Steps beside which waits say the same.
+        (seen(trial(8, 9.8), 72.0), Kind.BANDWIDTH_BOUND_STORAGE),
+        (seen(trial(8, 2.6), 18.5), Kind.LATENCY_BOUND_STORAGE),
+    ],
+)
+def test_how_long_each_batch_waits_tells_where_steps_do_not(
+    tried: PoolTrial, kind: Kind | None
+) -> None:
+    told = {Kind.LATENCY_BOUND_STORAGE, Kind.BANDWIDTH_BOUND_STORAGE}
+    assert {x.kind for x in find(waits(tried))} & told == ({kind} if kind is not None else set())
+
+
+def test_waits_are_told_with_both_rates() -> None:
+    found = bandwidth_bound_storage(waits(seen(NOISY, 72.0)))
+    assert found is not None
+    assert "waits 72.0 ms, with 2 18.0 ms" in found.summary
+    assert "108 batches a second, with 2 100" in found.summary
+    assert found.evidence["part_of_ideal"] == 0.0
+    assert found.evidence["readers_tried"] == 8.0
+
+
+def test_full_cpus_are_no_objection_to_waits_that_leave_them_out() -> None:
+    full = {"cpu_share": 0.4}  # eight of those would fill more than two CPUs
+    assert bandwidth_bound_storage(waits(seen(trial(64, 9.8), 576.0, busy=64.0), **full))
+    assert bandwidth_bound_storage(waits(trial(64, 9.8), **full)) is None
+    # Who queued for a CPU is not known: then waits may be that.
+    unknown = waits(seen(NOISY, 72.0), run_wait_share=None)
+    assert bandwidth_bound_storage(unknown) is None

@@ -17,6 +17,17 @@ from loaderdoctor.trace.read import read_trace
 validator = pytest.importorskip("torch.profiler._trace_validator", reason="torch 2.12 and later")
 
 TRACES = Path(__file__).parents[2] / "traces"
+SUFFIX = ".pt.trace.json.gz"
+QUICK = frozenset(
+    {
+        "side_stream_overlap",
+        "recreated_iterator",
+        "pageable_big_copy",
+        "item_every_step",
+        "cpu/cpu_short_epochs",
+        "simulated/stacks_input",
+    }
+)
 LOOP = """
 import sys, torch
 from torch.profiler import ProfilerActivity, profile, schedule
@@ -56,16 +67,15 @@ def test_what_the_python_writer_writes_reads_as_what_kineto_writes(tmp_path: Pat
 @pytest.mark.parametrize(
     "name",
     [
-        "side_stream_overlap",
-        "recreated_iterator",
-        "pageable_big_copy",
-        "item_every_step",
-        "cpu/cpu_short_epochs",
-        "simulated/stacks_input",
+        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+        for name in sorted(
+            str(path.relative_to(TRACES)).removesuffix(SUFFIX)
+            for path in TRACES.rglob(f"*{SUFFIX}")
+        )
     ],
 )
 def test_no_trace_of_ours_breaks_a_rule_of_torchs_validator(name: str, tmp_path: Path) -> None:
-    source = TRACES / f"{name}.pt.trace.json.gz"
+    source = TRACES / f"{name}{SUFFIX}"
     added = Overlay.of(tracks(attribute(read_trace(source))))
     perfetto, plugin = tmp_path / "a.json.gz", tmp_path / "w.1.pt.trace.json.gz"
     write_perfetto_trace(

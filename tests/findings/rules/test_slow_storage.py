@@ -183,7 +183,7 @@ def test_waits_are_told_with_both_rates() -> None:
 
 
 def test_full_cpus_are_no_objection_to_waits_that_leave_them_out() -> None:
-    full = {"cpu_share": 0.4}  # eight of those would fill more than two CPUs
+    full: dict[str, Any] = {"cpu_share": 0.4}  # so many of those would fill more than the CPUs
     assert bandwidth_bound_storage(waits(seen(trial(64, 9.8), 576.0, busy=64.0), **full))
     assert bandwidth_bound_storage(waits(trial(64, 9.8), **full)) is None
     # Who queued for a CPU is not known: then waits may be that.

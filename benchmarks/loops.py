@@ -7,13 +7,15 @@
 `--truth` times the loop three ways without a profiler, in fresh loops, repeated and interleaved:
 as written; its loader replaced by one batch already in host memory of the same kind; and the
 batch already on the device. loader = full - cached, copy = cached - resident, rest = resident.
-It prints one JSON object. loaderdoctor's own ablation is not involved.
+It prints one JSON object, and another for each line that it then reads, until its standard input
+ends. loaderdoctor's own ablation is not involved.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -326,7 +328,9 @@ def main() -> None:
     args = parser.parse_args()
     loop = LOOPS[args.name]
     if args.truth:
-        print(json.dumps(truth(loop, args.rounds)))
+        print(json.dumps(truth(loop, args.rounds)), flush=True)
+        for _ in sys.stdin:
+            print(json.dumps(truth(loop, args.rounds)), flush=True)
     elif args.record:
         record(loop, args.record)
     else:

@@ -7,6 +7,7 @@
 #   tests     the tests marked gpu, and what the hooks cost
 #   truth     our shares beside the truth, loop by loop (LOOPS=a,b names them; BUDGET=12: about 50 s
 #             a loop; loops of 12 and 14 workers need 16 CPUs)
+#   light     truth of nine loops that use a fiftieth of the GPU, three at a time (15 CPUs, 150 s)
 #   advice    what diagnoses promise, beside the same advice applied by hand (SCRIPTS=a,b names
 #             them; BUDGET=30: about 100 s each where a process takes 10 s to start)
 #   audit     verdicts on 40 loops drawn at random, beside their truth (ONLY=0-19 some of them;
@@ -57,11 +58,13 @@ wait_for_all() {
     for one in "${running[@]}"; do wait "$one" || failed=1; done
     for text in "$folder"/*/*.txt; do echo "== $text"; tail -n 5 "$text" | cut -c1-160; done
 }
-# Loops that want as many CPUs as they have workers, or all that there are; and the others.
-LOOPS_16=pinned_same_stream,side_stream_overlap,half_overlap,uint8_copy,pageable_big_copy,amp_resnet50,several_copies
-LOOPS_12=enough_workers,pageable_nonblocking,item_every_step,respawn_each_epoch,grad_accumulation,pinned_blocking,accumulated_copies,side_stream_starved
-LOOPS_6A=sync_loader_decode,launch_bound_tiny,one_slow_sample,recreated_iterator,background_gil,collate_bound,head_of_line,work_between_steps
-LOOPS_6B=storage_bound,storage_main_process,half_fed,fed_by_a_thread,work_and_wait,item_starved,main_process_photos,gpu_resident
+# Loops that want as many CPUs as they have workers, or all that there are; others that need a GPU for
+# themselves; and those that use a fiftieth of one, three at a time.
+LOOPS_16=half_overlap,pinned_same_stream,side_stream_overlap,pageable_big_copy,uint8_copy,amp_resnet50,several_copies,pinned_blocking,pageable_nonblocking,grad_accumulation,enough_workers
+LOOPS_12=item_every_step,accumulated_copies,side_stream_starved,half_fed,fed_by_a_thread,main_process_photos,launch_bound_tiny,background_gil,storage_main_process,respawn_each_epoch,gpu_resident
+LOOPS_LIGHT_1=storage_bound,sync_loader_decode,collate_bound
+LOOPS_LIGHT_2=item_starved,one_slow_sample,recreated_iterator
+LOOPS_LIGHT_3=work_and_wait,head_of_line,work_between_steps
 case $chapter in
     tests)
         part python3 -m pytest -q -p no:cacheprovider -m gpu tests --durations=10
@@ -107,17 +110,23 @@ case $chapter in
         part python3 -m pytest -q -s -p no:cacheprovider -m gpu tests/sweep/test_jobs.py
         part python3 -m loaderdoctor sweep --recipe compute --grid ddp=data_parallel,ddp --rounds 3 --budget 90 --output "$folder/runs/ddp" -- --case parallel
         ;;
+    light)
+        beside 5 "${CUDA_VISIBLE_DEVICES:-}" "LOOPS=$LOOPS_LIGHT_1" truth
+        beside 5 "${CUDA_VISIBLE_DEVICES:-}" "LOOPS=$LOOPS_LIGHT_2" truth
+        beside 5 "${CUDA_VISIBLE_DEVICES:-}" "LOOPS=$LOOPS_LIGHT_3" truth
+        wait_for_all
+        ;;
     beside-1)
         beside 16 0 "LOOPS=$LOOPS_16" truth
         beside 12 1 "LOOPS=$LOOPS_12" truth
-        beside 8 2 presets
-        beside 8 3 ladder
+        beside 15 2 light
+        beside 10 3 presets
         beside 10 "" cpu
         wait_for_all
         ;;
     beside-2)
-        beside 6 0 "LOOPS=$LOOPS_6A" truth
-        beside 6 1 "LOOPS=$LOOPS_6B" truth
+        beside 16 0 ladder
+        beside 16 1 RECIPES=cifar10-mobilenetv2 search
         beside 16 2 RECIPES=mnist search
         beside 16 3 isolate
         wait_for_all

@@ -1,12 +1,12 @@
 """A training of several ranks, the last of which has a slow dataset: a script for torchrun.
 
     torchrun --nproc-per-node 2 benchmarks/rank_loop.py ddp|fsdp [--steps N]
-    torchrun --nproc-per-node 2 benchmarks/rank_loop.py ddp|fsdp --truth [--rounds N]
+    torchrun --nproc-per-node 2 benchmarks/rank_loop.py ddp|fsdp --truth [--rounds N] [--steps N]
 
 `--truth` times the loop as written, with one batch ready in host memory of the same kind, and
-with one on the device, in all ranks alike. Without either it does not end. Rank 0 prints one line
-of JSON: milliseconds a step of each way, or of the training, with its losses, which tell two
-trainings apart.
+with one on the device, in all ranks alike; `--steps` with it trains before. Without either it does
+not end. Rank 0 prints one line of JSON: milliseconds a step of the training, with its losses, which
+tell two trainings apart, and of each way.
 """
 
 from __future__ import annotations
@@ -134,11 +134,12 @@ def main() -> None:
     if cuda:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if cuda else "gloo", device_id=device if cuda else None)
-    if args.truth:
-        found: dict[str, Any] = truth(args.kind, device, args.rounds)
-    else:
+    found: dict[str, Any] = {}
+    if args.steps is not None or not args.truth:
         step_ms, losses = train(args.kind, "full", device, args.steps)
         found = {"ms": step_ms, "losses": [one.item() for one in losses]}
+    if args.truth:
+        found["truth"] = truth(args.kind, device, args.rounds)
     if dist.get_rank() == 0:
         print(json.dumps(found), flush=True)
     dist.destroy_process_group()

@@ -3,11 +3,11 @@
     python benchmarks/ranks.py [--kinds ddp,fsdp] [--budget 20] [--json FILE]
     python benchmarks/ranks.py --table FILE…      what was measured, as a table for a page
 
-For each kind: the truth of `rank_loop.py` in processes of their own, `loaderdoctor diagnose` of it,
-the truth once more; then a training alone and the same under `loaderdoctor run`, whose losses must
-be equal. NCCL where there are GPUs, else gloo. A row is right where the group's input and copy
-shares lie within 5 points or the noise, rank 1 is named with its input as the cause, and `run`
-changed nothing.
+For each kind: a training alone and the truth of `rank_loop.py` in processes of their own,
+`loaderdoctor diagnose` of it, the truth once more, and the training under `loaderdoctor run`, whose
+losses must be equal. NCCL where there are GPUs, else gloo. A row is right where the group's input
+and copy shares lie within 5 points or the noise, rank 1 is named with its input as the cause, and
+`run` changed nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from truth import compare, truth_of
 
 LOOP = Path(__file__).with_name("rank_loop.py")
 RANKS = ("--nproc-per-node", "2")
-RUN_STEPS = 1000
+RUN_STEPS = 700
 LIMIT_S = 200.0
 
 
@@ -64,17 +64,16 @@ def slow_rank(report: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def row_of(kind: str, budget_s: float, folder: Path) -> dict[str, Any]:
-    before = by_torchrun(kind, "--truth")
+    steps = ("--steps", str(RUN_STEPS))
+    alone = by_torchrun(kind, "--truth", "--rounds", "1", *steps)
     budget = ("--budget", str(budget_s), "--no-verify")
     report, _ = by_loaderdoctor("diagnose", folder, *budget, str(LOOP), kind)
-    after = by_torchrun(kind, "--truth")
-    row = compare(kind, truth_of(before, after), report)
+    after = by_torchrun(kind, "--truth", "--rounds", "1")
+    row = compare(kind, truth_of(alone["truth"], after["truth"]), report)
     late = slow_rank(report)
     row["slow_rank"] = late
     row["peer_wait_ms"] = [rank["peer_wait_ms"] for rank in report["ranks"]]
     row["communication"] = [rank["shares"]["communication"] for rank in report["ranks"]]
-    steps = ("--steps", str(RUN_STEPS))
-    alone = by_torchrun(kind, *steps)
     watched_report, said = by_loaderdoctor("run", folder, str(LOOP), kind, *steps)
     watched = last_json(said)
     row["alone_ms"], row["run_ms"] = alone["ms"], watched["ms"]

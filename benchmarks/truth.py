@@ -5,10 +5,11 @@
     python benchmarks/truth.py --table FILE…      what was measured, as a table for a page
 
 For each loop: `loops.py NAME --truth` in a process of its own (no loaderdoctor), then
-`loaderdoctor diagnose --no-verify loops.py NAME`, then the truth once more, so that what drifts
-meanwhile is part of its spread. A row agrees when each share lies within 5 points of the truth, or
-the difference is within both measurements' noise. Over all loops the aim is a median error of input
-and copy shares of 1.5 points, and none above 5 points or the truth's own noise.
+`loaderdoctor diagnose --no-verify loops.py NAME`, then the truth once more in that process, which
+idles meanwhile, so that what drifts is part of its spread. A row agrees when each share lies within
+5 points of the truth, or the difference is within both measurements' noise. Over all loops the aim
+is a median error of input and copy shares of 1.5 points, and none above 5 points or the truth's own
+noise.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +31,41 @@ MEDIAN_POINTS = 0.015  # of all input and copy shares: the aim
 LONG_EPOCH = 200  # steps; no epoch of this length ends within a measurement of the truth
 
 
-def run_truth(name: str, rounds: int) -> dict[str, list[float]]:
+@contextmanager
+def measured(name: str, rounds: int) -> Iterator[Callable[[], dict[str, list[float]]]]:
+    """What measures the truth each time it is called, in one process that idles in between.
+
+    Starting it takes longer than its measurement. RuntimeError where it fails.
+    """
     command = [sys.executable, str(LOOPS), name, "--truth", "--rounds", str(rounds)]
-    out = subprocess.run(command, check=True, capture_output=True, text=True)
-    found: dict[str, list[float]] = json.loads(out.stdout.strip().splitlines()[-1])
-    return found
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
+        ) as process,
+    ):
+        asked, said = process.stdin, process.stdout
+        assert asked is not None
+        assert said is not None
+        first = True
+
+        def measure() -> dict[str, list[float]]:
+            nonlocal first
+            if not first:
+                asked.write("\n")
+                asked.flush()
+            first = False
+            for line in said:
+                if line.startswith("{"):
+                    found: dict[str, list[float]] = json.loads(line)
+                    return found
+            errors.seek(0)
+            raise RuntimeError(f"no truth of {name}\n{errors.read()[-2000:]}")
+
+        try:
+            yield measure
+        finally:
+            process.kill()
 
 
 def truth_of(*runs: dict[str, list[float]]) -> dict[str, Any]:
@@ -196,13 +229,14 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         for name in args.only.split(","):
             try:
-                before = run_truth(name, args.rounds)
-                report = run_diagnose(name, args.budget, Path(folder), args.reports)
-                after = run_truth(name, args.rounds)
+                with measured(name, args.rounds) as truth:
+                    before = truth()
+                    report = run_diagnose(name, args.budget, Path(folder), args.reports)
+                    after = truth()
                 row = compare(name, truth_of(before, after), report)
                 row |= {"before_ms": before, "after_ms": after}
                 print(line(row), flush=True)
-            except (RuntimeError, subprocess.CalledProcessError) as error:
+            except (RuntimeError, OSError) as error:
                 print(f"{name:22s} | failed: {error}", flush=True)
                 row = {"loop": name, "agrees": False, "error": str(error)}
             rows.append(row)

@@ -129,10 +129,12 @@ def open_trial(
     if settings.device_decode and device is not None:
         data, decoded = files_of(loader, data, device, note)
     if settings.resident and to_device is not None:
+        if isinstance(data.dataset, IterableDataset):  # of others only the sampler is asked
+            data = on_own_copy(loader, effective, data)
         return resident(
             loader,
             data,
-            _new_loader(loader, on_own_copy(loader, effective, data), effective, fetch_limit_s),
+            _new_loader(loader, data, effective, fetch_limit_s),
             to_device,
             opened_epochs,
             fetch_limit_s,
@@ -277,9 +279,7 @@ def _epochs(
     )
 
 
-def _same_stream(
-    device: torch.device,
-) -> Callable[[], contextlib.AbstractContextManager[Any]]:
+def _same_stream(device: torch.device) -> Callable[[], contextlib.AbstractContextManager[Any]]:
     """The loop's own stream, for a thread: what it copies there is ordered before its use."""
     stream = torch.cuda.current_stream(device)
 

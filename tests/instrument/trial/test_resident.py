@@ -80,6 +80,20 @@ def test_batches_are_the_loaders_own_in_its_order(workers: int, own: bool) -> No
         source.next_batch()
 
 
+class NotToCopy(Squares):
+    """Holds what no copy can be made of; a worker that is forked has it all the same."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("not to be copied")
+
+
+def test_a_dataset_that_its_own_workers_read_is_not_copied() -> None:
+    loader = DataLoader(NotToCopy(16), batch_size=4, num_workers=1)
+    source = resident(loader, num_workers=0)
+    assert ids(source, 4) == [*range(16)]
+    source.close()
+
+
 def test_samplers_of_the_scripts_own_are_asked() -> None:
     batches = [[3, 1], [2], [0, 1, 2, 3]]
     loader = DataLoader(Squares(4), batch_sampler=batches)

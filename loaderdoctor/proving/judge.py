@@ -9,6 +9,7 @@ from typing import Literal
 
 from loaderdoctor.estimate import Estimate, mean
 from loaderdoctor.instrument.wire.checked import CheckedRun
+from loaderdoctor.proving.samples import Samples
 from loaderdoctor.setting_words import same_samples
 from loaderdoctor.units import NS_PER_MS
 
@@ -59,6 +60,13 @@ class Proof:
     draws_fixed: bool = True  # False: not all of them could be
     draws_repeated: bool = False  # a batch that came again drew what it had drawn
     epoch_ended: bool | None = None  # among the steps with fixed draws; None: not seen
+    samples: Samples | None = None  # of an epoch of each; None: not needed, or not seen
+    versions: str = ""  # of torch and Python
+
+    @property
+    def other_batches(self) -> bool:
+        """Whether the model is fed otherwise, by more than random draws that were shown to be."""
+        return self.same_batches is False and not self._same_when_fixed and not self._not_finite
 
     @property
     def numerics(self) -> Numerics:
@@ -140,17 +148,29 @@ class Proof:
 
     def beside(self, expected: str | None) -> str:
         """`words`, beside what the advice said of what is trained; None: that it stays the same."""
+        words = self._of_samples()
         if expected is None or self.numerics != "changed" or self._not_finite:
+            return words
+        if self.as_expected(expected) is not None:
+            as_it = "as" if self.as_expected(expected) else "not as"
+            return f"{words}, {as_it} the advice says ({expected})"
+        unknown = "" if self.samples is not None else "; whether samples are lost was not checked"
+        return f"{words}, as advised ({expected}){unknown}"
+
+    def _of_samples(self) -> str:
+        """`words`, with what became of the samples where batches differ."""
+        if self.samples is None:
             return self.words
-        if self.as_expected(expected):
-            return f"{self.words}, as the advice says ({expected})"
-        return f"{self.words}, as advised ({expected}); whether samples are lost was not checked"
+        if self.samples.same is None or self.numerics != "changed" or self._not_finite:
+            return f"{self.words}; {self.samples.words}"
+        at = self.kept.first_differing_step  # of other batches no losses are the same
+        return f"other batches, {self.samples.words}: losses differ from step {at} on"
 
     def as_expected(self, expected: str | None) -> bool | None:
         """Whether training is as the advice said (None: the same); None: not known, or not checked.
 
-        Losses of other batches differ whatever is in these. That no sample is lost then could be
-        told from whole epochs only, which these runs are too short for.
+        Losses of other batches differ whatever is in these: whether no sample is lost then is told
+        from the samples of an epoch.
         """
         numerics = self.numerics
         if numerics == "unknown":
@@ -159,7 +179,9 @@ class Proof:
             return True
         if expected is None or self._not_finite:
             return False
-        return True if same_samples(expected) else None
+        if same_samples(expected):
+            return True
+        return self.samples.same if self.samples is not None else None
 
     def faster(self) -> bool | None:
         """Whether the changed form is; None where the interval leaves it open."""
@@ -270,4 +292,5 @@ def proof(
         draws_fixed=fixed is None or all(run.draws_fixed for run in fixed),
         draws_repeated=fixed is not None and any(run.draws_repeated for run in fixed),
         epoch_ended=_epoch_ended(fixed) if fixed is not None else None,
+        versions=first[0].versions,
     )

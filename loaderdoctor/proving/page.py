@@ -25,8 +25,11 @@ def headline(proof: Proof, *, promise: Promise | None = None) -> str:
 
 
 def promised(promise: Promise) -> str:
-    """`3.9x`, `at best 3.9x`."""
-    return f"{'at best ' if promise.at_best else ''}{fmt.ratio(promise.times)}"
+    """`3.9x [3.10, 4.70]`, `at best 3.9x`."""
+    said = f"{'at best ' if promise.at_best else ''}{fmt.ratio(promise.times)}"
+    if promise.low is None or promise.high is None:
+        return said
+    return f"{said} [{promise.low:.2f}, {promise.high:.2f}]"
 
 
 def rows(proof: Proof, *, expected: str | None = None) -> list[tuple[str, str]]:
@@ -67,7 +70,7 @@ def markdown(
     lines += [
         "",
         f"Original and changed script in fresh processes, in turns, on the same seed: `{command}`. "
-        f"{machine}",
+        f"{machine}{f' {proof.versions}.' if proof.versions else ''}",
         "",
     ]
     return "\n".join(lines)

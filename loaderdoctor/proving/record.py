@@ -11,6 +11,7 @@ from loaderdoctor import format as fmt
 from loaderdoctor.errors import UsageError
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.proving.judge import Kept, Promise, Proof
+from loaderdoctor.proving.samples import Samples
 from loaderdoctor.report.files import write_bytes
 
 # In the run folder whose advice was proven; the oldest first.
@@ -44,6 +45,7 @@ class ProofRecord(msgspec.Struct, frozen=True, kw_only=True):
     kept: dict[str, float | None] | None = None
     own: dict[str, float | None] | None = None
     fixed_draws: dict[str, float | None] | None = None
+    samples: dict[str, int] | None = None  # of an epoch, where batches differ; None: not seen
     schema: str = "loaderdoctor.proof/1"
 
     @property
@@ -79,6 +81,7 @@ def record(
         kept=_compared(proof.kept),
         own=_compared(proof.own),
         fixed_draws=_compared(proof.fixed),
+        samples=_counted(proof.samples),
     )
 
 
@@ -102,6 +105,13 @@ def kept_proofs(run: Path) -> list[ProofRecord]:
 def _figure(estimate: Estimate) -> Figure:
     low, high = (x if math.isfinite(x) else None for x in (estimate.low, estimate.high))
     return Figure(value=estimate.value, low=low, high=high, n=estimate.n)
+
+
+def _counted(samples: Samples | None) -> dict[str, int] | None:
+    if samples is None or samples.same is None:
+        return None
+    names = ("n", "n_lost", "n_doubled", "n_others", "n_changed", "n_own")
+    return {name: getattr(samples, name) for name in names}
 
 
 def _compared(found: Kept | None) -> dict[str, float | None] | None:

@@ -21,9 +21,12 @@ from loaderdoctor.instrument.wire.checked import (
     N_KEPT,
     CheckedConfig,
     CheckedRun,
+    CheckedSamples,
     inputs_file,
+    samples_file,
 )
 from loaderdoctor.proving.judge import Proof, agree, kept, proof
+from loaderdoctor.proving.samples import Digests, Samples, samples
 
 Array = NDArray[np.float64]
 
@@ -34,6 +37,8 @@ N_CHECKED = 30
 MAX_INPUT_DIFFERENCE = 1e-3
 # A run may take this long beyond its timed seconds: imports, the first epoch's caches, saving.
 MAX_BEYOND_S = 300.0
+# What of it is taken to see the samples of whole epochs, in each form, where batches differ.
+SAMPLES_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,11 +82,11 @@ def in_turns(original: Side, changed: Side, how: Turns, *, started: Callable[[st
                 first.setdefault(side.name, out)
             turns.append((done["original"], done["changed"]))
         fixed = _with_fixed_draws(original, changed, Path(folder), how, turns[0], started)
-        found = proof(
-            turns,
-            fixed=fixed,
-            max_input_difference=_input_difference(first["original"], first["changed"]),
-        )
+        difference = _input_difference(first["original"], first["changed"])
+        found = proof(turns, fixed=fixed, max_input_difference=difference)
+        if found is not None and found.other_batches and difference is None:
+            seen = _samples(original, changed, Path(folder), how, started)
+            found = replace(found, samples=seen)
     if found is None:
         raise RunError(
             "A run ended before enough of its steps could be timed: the script trains too few. "
@@ -117,7 +122,50 @@ def _with_fixed_draws(
     return runs[0], runs[1]
 
 
-def _run(side: Side, out: Path, how: Turns, *, fixed_draws: bool = False) -> CheckedRun:
+def _samples(
+    original: Side, changed: Side, folder: Path, how: Turns, started: Callable[[str], None]
+) -> Samples | None:
+    """What became of the samples of an epoch; None where a run fails that looks at them."""
+    started("other batches: both once more, for the samples of a whole epoch")
+    wanted = CheckedSamples(n_epochs=2, limit_s=SAMPLES_S)
+    runs, digests = [], []
+    for side in (original, changed):
+        out = folder / f"{side.name}-samples"
+        out.mkdir()
+        try:
+            run = _run(side, out, how, samples=wanted)
+        except RunError as error:
+            started(str(error))
+            return None
+        epochs = [_digests(samples_file(out, i)) for i in range(run.n_epochs)]
+        if not epochs and side is original:
+            return samples([], [], None, alike=run.rows_alike)
+        runs.append(run)
+        digests.append(epochs)
+        wanted = CheckedSamples(
+            n_epochs=1, limit_s=SAMPLES_S, n_rows=len(epochs[0] if epochs else ())
+        )
+    first = samples_file(folder / f"{changed.name}-samples", None)
+    return samples(
+        digests[0],
+        digests[1],
+        _digests(first) if first.exists() else None,
+        alike=all(run.rows_alike for run in runs),
+    )
+
+
+def _digests(file: Path) -> Digests:
+    return np.frombuffer(file.read_bytes(), dtype=np.uint64)
+
+
+def _run(
+    side: Side,
+    out: Path,
+    how: Turns,
+    *,
+    fixed_draws: bool = False,
+    samples: CheckedSamples | None = None,
+) -> CheckedRun:
     config = CheckedConfig(
         kind=side.kind,
         target=side.target,
@@ -128,6 +176,7 @@ def _run(side: Side, out: Path, how: Turns, *, fixed_draws: bool = False) -> Che
         seed=how.seed,
         moved=(str(side.moved[0]), str(side.moved[1])) if side.moved is not None else None,
         fixed_draws=fixed_draws,
+        samples=samples,
     )
     environment = {
         **os.environ,
@@ -154,7 +203,7 @@ def _run(side: Side, out: Path, how: Turns, *, fixed_draws: bool = False) -> Che
             "a copy of its folder; what it reads from outside needs an absolute path."
         )
     run = CheckedRun.read(out)
-    if run is None or not run.steps:
+    if run is None or (samples is None and not run.steps):
         raise RunError(
             f"The {side.name} script ended without a training step: no optimizer stepped."
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -12,6 +13,7 @@ from loaderdoctor.instrument.wire.checked import CheckedRun, CheckedStep
 from loaderdoctor.proving.judge import MAX_NOISE, Promise, Proof, agree, kept, proof, step_ms
 from loaderdoctor.proving.page import headline, markdown, rows
 from loaderdoctor.proving.record import record
+from loaderdoctor.proving.samples import Samples
 
 N = 30
 FALLING = tuple(1.0 / (i + 1) for i in range(N))
@@ -163,6 +165,27 @@ def test_other_losses_are_as_advised_only_of_what_leaves_the_samples(
     assert same.as_expected(expected) is True
 
 
+def test_other_batches_are_as_advised_where_no_sample_is_lost() -> None:
+    expected = "batches come in another order"
+    for lost, holds in ((0, True), (3, False), (None, None)):
+        why = "no whole epoch" if lost is None else None
+        seen = Samples(n=400, n_changed=400 - (lost or 0), n_lost=lost or 0, why_not=why)
+        found = proved([10.0, 10.0], [5.0, 5.0], losses=[1.0] * N, inputs="other")
+        assert found.other_batches
+        found = replace(found, samples=seen)
+        assert found.as_expected(expected) is holds
+        assert found.as_expected(None) is False
+        assert seen.words in found.beside(expected) and seen.words in found.beside(None)
+        kept_so = record(found, changes="", expected=expected)
+        assert kept_so.as_expected is holds
+        assert (kept_so.samples or {}).get("n_lost") == lost
+        if holds:
+            assert found.beside(None) == (
+                "other batches, same samples in another order: losses differ from step 1 on"
+            )
+    assert not proved([10.0, 10.0], [5.0, 5.0], losses=[1.0] * N).other_batches
+
+
 @pytest.mark.parametrize("lost", [math.nan, math.inf])
 def test_no_advice_expects_losses_that_are_no_numbers(lost: float) -> None:
     broken = [1.0] * (N - 1) + [lost]
@@ -255,5 +278,7 @@ def test_the_page_for_a_pull_request_holds_every_row() -> None:
         found, title="train.py", machine="2 CPUs.", command="prove", promise=Promise(times=2.0)
     )
     assert "as promised (2.0×)" in page
+    between = headline(found, promise=Promise(times=2.0, low=1.8, high=2.25))
+    assert between.endswith("as promised (2.0× [1.80, 2.25]).")
     for name, value in rows(found):
         assert f"| {name} | {value} |" in page

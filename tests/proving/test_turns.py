@@ -80,6 +80,25 @@ def test_a_script_that_trains_something_else_fails_the_proof(scripts: Path) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("DataLoader(Numbers(), batch_size=10", "same samples in another order"),
+        (
+            "DataLoader(torch.utils.data.Subset(Numbers(), range(380)), batch_size=8",
+            "samples lost: 20 of 400",
+        ),
+    ],
+)
+def test_samples_of_other_batches_are_compared(scripts: Path, line: str, words: str) -> None:
+    text = (scripts / "fast.py").read_text()
+    (scripts / "other.py").write_text(text.replace("DataLoader(Numbers(), batch_size=8", line))
+    done = prove(scripts, "--changed", "other.py", "--json", "p.json", "fast.py")
+    assert words in " ".join(done.stdout.split()), done.stdout + done.stderr
+    assert json.loads((scripts / "p.json").read_text())["samples"]["n"] == 400
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
     ("changed", "words"),
     [("broken.py", "no such thing"), ("empty.py", "without a training step")],
 )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
+import platform
 import random
 import sys
 from collections.abc import Iterator, Mapping
@@ -28,6 +29,7 @@ from loaderdoctor.instrument.entry.main_script import (
     run_script,
 )
 from loaderdoctor.instrument.entry.moved_modules import CopyFirst
+from loaderdoctor.instrument.entry.seen_samples import SeenSamples
 from loaderdoctor.instrument.session.hooks import ImportWatch
 from loaderdoctor.instrument.session.stopping import StopTraining, exit_after_grace, exit_now
 from loaderdoctor.instrument.system.processes import die_with_parent
@@ -68,6 +70,7 @@ class _Recorder:
         self._pid = os.getpid()
         self._copy: CopyFirst | None = None
         self._fixed: FixedDraws | None = None
+        self._samples: SeenSamples | None = None
         self.over = False
 
     def watch(self) -> None:
@@ -75,7 +78,11 @@ class _Recorder:
         if self._config.moved is not None:
             self._copy = CopyFirst(*self._config.moved)
             self._copy.install()
-        if self._config.fixed_draws:
+        if self._config.samples is not None:
+            self._samples = SeenSamples(self._config.samples, lambda x: list(_tensors(x)))
+            began = self._samples.pass_began
+            self._fixed = FixedDraws(self._config.seed, by_sample=True, began=began)
+        elif self._config.fixed_draws:
             self._fixed = FixedDraws(self._config.seed)
         fixed = self._fixed.hooks() if self._fixed is not None else {}
         ImportWatch(
@@ -98,6 +105,9 @@ class _Recorder:
 
     def _hook_modules(self, module: ModuleType) -> None:
         original = module.Module.__call__
+        if self._samples is not None:
+            self._replace(module.Module, "__call__", self._samples.around(original))
+            return
 
         def __call__(model: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
             if not self._fed and self._checking and next(model.parameters(), None) is not None:
@@ -111,7 +121,9 @@ class _Recorder:
 
         Transforms are modules too, called where the training process makes the batches.
         """
-        if os.getpid() != self._pid:
+        import torch
+
+        if os.getpid() != self._pid or not torch.is_grad_enabled():  # validation, say
             return
         self._fed = True
         try:
@@ -157,6 +169,10 @@ class _Recorder:
     def _stepped(self, *_: Any) -> None:
         if self.over or os.getpid() != self._pid:
             return
+        if self._samples is not None:
+            if self._samples.stepped():
+                self._stop()
+            return
         now_ns = perf_counter_ns()
         if self._first_ns is None:
             self._first_ns = now_ns
@@ -172,9 +188,12 @@ class _Recorder:
         if not self._checking:
             self._step_ns.append(now_ns)
         if not self._checking and self._timed_enough(now_ns):
-            self.finish(stopped=True)
-            exit_after_grace()
-            raise StopTraining
+            self._stop()
+
+    def _stop(self) -> NoReturn:
+        self.finish(stopped=True)
+        exit_after_grace()
+        raise StopTraining
 
     def _timed_enough(self, now_ns: int) -> bool:
         elapsed_s = (now_ns - self._step_ns[0]) / NS_PER_S
@@ -200,6 +219,9 @@ class _Recorder:
         timed = self._timed()
         if self._handle is not None:
             self._handle.remove()
+        import torch
+
+        seen = self._samples
         CheckedRun(
             steps=tuple(CheckedStep(inputs=i, loss=_total(losses)) for i, losses in self._steps),
             step_ns=timed,
@@ -208,6 +230,9 @@ class _Recorder:
             draws_fixed=self._fixed is None or not self._fixed.beside,
             draws_repeated=self._fixed is not None and self._fixed.repeated,
             epoch_ended=self._fixed.epoch_ended if self._fixed is not None else None,
+            n_epochs=seen.write(self._out, ended=not stopped) if seen is not None else 0,
+            rows_alike=seen is None or seen.alike,
+            versions=f"torch {torch.__version__}, Python {platform.python_version()}",
             foreign=self._copy.missed() if self._copy is not None else (),
         ).write(self._out)
 

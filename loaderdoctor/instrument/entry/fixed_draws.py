@@ -4,7 +4,8 @@ A change of settings often draws other random numbers and is otherwise the same:
 of their own, workers that are kept draw none at the next epoch, a transform in the training process
 shifts the model's dropout. In such a run each batch is made with generators seeded by its indexes,
 which then are as they were; each pass of a loader begins with generators seeded by how many there
-were before. Only the scripts beside one another are run so, and only for their first steps.
+were before. Where whole samples are compared, each is seeded by its own index instead, in whatever
+batch it comes. Only the scripts beside one another are run so, and only for their first steps.
 """
 
 from __future__ import annotations
@@ -27,8 +28,16 @@ _MAP = 0  # torch's _DatasetKind.Map
 class FixedDraws:
     """Patches torch's loader in this process and, by their `worker_init_fn`, in its workers."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        by_sample: bool = False,
+        began: Callable[[object], None] = lambda dataset: None,
+    ) -> None:
         self._seed = seed
+        self._by_sample = by_sample
+        self._told_began = began
         self._n_passes = 0
         self.beside = False  # whether batches were made in a thread beside the loop
         # Whether one came again: its draws are those it had, as a cache of them would give.
@@ -45,7 +54,7 @@ class FixedDraws:
         }
 
     def _hook_fetch(self, module: ModuleType) -> None:
-        fix_fetch(module, seed=self._seed)
+        fix_fetch(module, seed=self._seed, by_sample=self._by_sample)
         fixed, process = module._MapDatasetFetcher.fetch, os.getpid()
 
         def fetch(fetcher: Any, index: Any) -> Any:
@@ -69,7 +78,9 @@ class FixedDraws:
 
         def __init__(iterator: Any, loader: Any) -> None:  # noqa: N807
             own = loader.worker_init_fn
-            loader.worker_init_fn = functools.partial(_in_worker, seed=self._seed, own=own)
+            loader.worker_init_fn = functools.partial(
+                _in_worker, seed=self._seed, by_sample=self._by_sample, own=own
+            )
             try:
                 made(iterator, loader)
             finally:
@@ -83,6 +94,7 @@ class FixedDraws:
         self._n_passes += 1
         dataset = _kind(iterator._dataset)
         self._passes_over[dataset] = self._passes_over.get(dataset, 0) + 1
+        self._told_began(dataset)
         seed_all(seed)
         sampler = getattr(iterator._index_sampler, "sampler", iterator._index_sampler)
         generator = getattr(sampler, "generator", None)
@@ -109,25 +121,48 @@ def _kind(dataset: Any) -> tuple[str, int | None]:
         return type(dataset).__qualname__, None
 
 
-def fix_fetch(module: ModuleType, *, seed: int) -> None:
-    """From now on each batch of a map-style dataset is drawn with a seed of its own."""
+def fix_fetch(module: ModuleType, *, seed: int, by_sample: bool = False) -> None:
+    """From now on each batch of a map-style dataset is drawn with a seed of its own.
+
+    `by_sample`: each sample is, where the dataset makes them one by one.
+    """
     fetcher = module._MapDatasetFetcher
     original = fetcher.fetch
 
     def fetch(self: Any, index: Any) -> Any:
         with _kept_generators():
             seed_all(_number(seed, "batch", index))
-            return original(self, index)
+            if not by_sample or not self.auto_collation:
+                return original(self, index)
+            found = [_underneath(self.dataset, one) for one in index]
+            if any(getattr(dataset, "__getitems__", None) is not None for dataset, _ in found):
+                return original(self, index)
+            samples = []
+            for dataset, one in found:
+                seed_all(_number(seed, "sample", one))
+                samples.append(dataset[one])
+            return self.collate_fn(samples)
 
     fetcher.fetch = fetch
 
 
-def _in_worker(worker: int, *, seed: int, own: Callable[[int], object] | None) -> None:
+def _underneath(dataset: Any, index: Any) -> tuple[Any, Any]:
+    """Of torch's own subsets the dataset that they are parts of, and the sample's index there."""
+    from torch.utils.data import Subset
+
+    while type(dataset) is Subset:
+        dataset, index = dataset.dataset, dataset.indices[index]
+    return dataset, index
+
+
+def _in_worker(
+    worker: int, *, seed: int, by_sample: bool, own: Callable[[int], object] | None
+) -> None:
     """Before the script's own `worker_init_fn`; a forked worker has the patch already."""
     import torch.utils.data._utils.fetch as module
 
     if module._MapDatasetFetcher.fetch.__module__ != __name__:
-        fix_fetch(module, seed=seed)
+        fix_fetch(module, seed=seed, by_sample=by_sample)
     if own is not None:
         own(worker)
 

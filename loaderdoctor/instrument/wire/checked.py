@@ -11,6 +11,17 @@ import msgspec
 CHECKED_VARIABLE = "LOADERDOCTOR_CHECKED"
 # Steps whose inputs are kept whole, to say how far they differ where their hashes do.
 N_KEPT = 2
+N_DIGEST_BYTES = 8  # of a sample: a million of them are all told apart, but once in 10 million
+
+
+class CheckedSamples(msgspec.Struct, frozen=True, kw_only=True):
+    """What to see of the samples: whole epochs, until so long has passed."""
+
+    n_epochs: int
+    limit_s: float
+    n_rows: int | None = (
+        None  # so many samples from the first on, too: where no epoch is seen to end
+    )
 
 
 class CheckedConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,6 +36,7 @@ class CheckedConfig(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     moved: tuple[str, str] | None = None  # the folder that was copied, and its copy
     fixed_draws: bool = False  # every batch drawn with a seed of its own
+    samples: CheckedSamples | None = None  # nothing is timed then; each sample has its own seed
 
 
 class CheckedStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +60,11 @@ class CheckedRun(msgspec.Struct, frozen=True, kw_only=True):
     # a dataset was gone through again (None: no loader's pass was seen).
     draws_repeated: bool = False
     epoch_ended: bool | None = None
+    # Of a run whose samples are seen: whole epochs, each in its `samples_file`; whether all rows
+    # had one shape.
+    n_epochs: int = 0
+    rows_alike: bool = True
+    versions: str = ""  # of torch and Python
     foreign: tuple[str, ...] = ()  # modules that came from the original although the copy has them
 
     def write(self, folder: Path) -> None:
@@ -68,3 +85,8 @@ class CheckedRun(msgspec.Struct, frozen=True, kw_only=True):
 def inputs_file(folder: Path, step: int) -> Path:
     """Where the tensors of a checked step are kept: numpy.savez, each as float64, in order."""
     return folder / f"inputs{step}.npz"
+
+
+def samples_file(folder: Path, epoch: int | None) -> Path:
+    """Digests of an epoch's samples (None: of the first samples), one behind the other."""
+    return folder / f"{'first' if epoch is None else f'epoch{epoch}'}.samples"

@@ -44,14 +44,15 @@ if __name__ == "__main__":
 
     settings = json.loads(sys.argv[1])
     KEEPS, shuffle = settings.pop("keeps", False), settings.pop("shuffle", True)
-    fixed = FixedDraws(0)
+    size = settings.pop("size", 4)
+    fixed = FixedDraws(0, by_sample=settings.pop("by_sample", False))
     if settings.pop("fixed"):
         ImportWatch(fixed.hooks()).install()
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)
     settings |= {"shuffle": shuffle, "worker_init_fn": noted}
-    loader = DataLoader(Augmented(), batch_size=4, **settings)
+    loader = DataLoader(Augmented(), batch_size=size, **settings)
     found = []
     for epoch in range(2):
         for batch in loader:
@@ -105,3 +106,12 @@ def test_batches_that_come_again_are_known_to_have_drawn_the_same(
     assert "seen True True" in said
     _, shuffled = batches(tmp_path, fixed=True, num_workers=workers)
     assert "seen False True" in shuffled
+
+
+@pytest.mark.slow
+def test_draws_by_sample_are_the_same_in_other_batches(tmp_path: Path) -> None:
+    def rows(**settings: object) -> list[object]:
+        found, _ = batches(tmp_path, fixed=True, by_sample=True, **settings)
+        return sorted(row for step in found for row in step[0])  # type: ignore[index]
+
+    assert rows() == rows(size=3, num_workers=2)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -280,10 +280,13 @@ class ToDevice:
         """Whether that tensor of a batch goes to the device."""
         if tensor.device == self.device:
             return False
+        return self.moves_like(path, tensor.dtype, tensor.shape)
+
+    def moves_like(self, path: str, dtype: torch.dtype, shape: Sequence[int]) -> bool:
+        """Whether such a tensor of host memory does."""
         if self._paths:
             return path in self._paths
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        return (dtype, tuple(tensor.shape[1:])) in self._kinds
+        return (str(dtype).removeprefix("torch."), tuple(shape[1:])) in self._kinds
 
     def move(self, batch: Any) -> tuple[Any, list[Tensor]]:
         """The batch with those tensors on the device, and these, new ones only.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,19 +29,21 @@ MIN_SMALL = 2  # of them in a batch, or there is nothing to pack
 ALIGNMENT = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """Where a tensor of the batch lies in the packed one."""
+class Slot(NamedTuple):
+    """Where a tensor of the batch lies in the packed one.
+
+    Dozens of them travel with each batch: a dataclass takes a hundred times as long to unpickle.
+    """
 
     path: str
     dtype: torch.dtype
     shape: tuple[int, ...]
     at: int  # bytes
 
-    def view(self, packed: Tensor) -> Tensor:
-        """The tensor, over the memory of `packed`, wherever that is."""
-        item = torch.empty(0, dtype=self.dtype, device=packed.device)
-        return item.set_(packed.untyped_storage(), self.at // item.element_size(), self.shape)  # type: ignore[call-overload, no-any-return]
+    def view(self, memory: torch.UntypedStorage) -> Tensor:
+        """The tensor, over the memory of the packed one, wherever that is."""
+        item = torch.empty(0, dtype=self.dtype, device=memory.device)
+        return item.set_(memory, self.at // item.element_size(), self.shape)  # type: ignore[call-overload, no-any-return]
 
 
 @dataclass(slots=True)
@@ -57,7 +59,8 @@ class PackedBatch:
 
     def host(self) -> Any:
         """The batch, in the memory where it lies."""
-        return mapped(self.rest, lambda x: x.view(self.packed) if isinstance(x, Slot) else x)
+        memory = self.packed.untyped_storage()
+        return mapped(self.rest, lambda x: x.view(memory) if type(x) is Slot else x)
 
 
 class PackingCollate:
@@ -136,18 +139,22 @@ class PackedToDevice(ToDevice):
             return super().move(batch)
         whole = raw_to(batch.packed, self.device, non_blocking=self.non_blocking)
         moved: list[Tensor] = [whole]
-        paths = {id(tensor): path for path, tensor in _tensors(batch.rest)}
+        here, there = batch.packed.untyped_storage(), whole.untyped_storage()
+        paths: dict[int, str] | None = None  # of tensors that are not packed, where there are any
 
         def place(node: Any) -> Any:
-            if isinstance(node, Slot):
-                here = node.view(batch.packed)
-                if not self.moves(node.path, here):
-                    return here
-                moved.append(node.view(whole))
+            nonlocal paths
+            if type(node) is Slot:
+                if not self.moves_like(node.path, node.dtype, node.shape):
+                    return node.view(here)
+                moved.append(node.view(there))
                 return moved[-1]
-            if isinstance(node, Tensor) and self.moves(paths.get(id(node), ""), node):
-                moved.append(raw_to(node, self.device, non_blocking=self.non_blocking))
-                return moved[-1]
+            if isinstance(node, Tensor):
+                if paths is None:
+                    paths = {id(tensor): path for path, tensor in _tensors(batch.rest)}
+                if self.moves(paths.get(id(node), ""), node):
+                    moved.append(raw_to(node, self.device, non_blocking=self.non_blocking))
+                    return moved[-1]
             return node
 
         return mapped(batch.rest, place), moved
@@ -197,7 +204,7 @@ def _memory(n_bytes: int) -> Tensor:
 
 
 def _require_equal(batch: Any, made: PackedBatch) -> None:
-    slots = [x for x in _leaves(made.rest) if isinstance(x, Slot)]
+    slots = [x for x in _leaves(made.rest) if type(x) is Slot]
     if len(slots) < MIN_SMALL:
         raise TrialRefused(
             f"a batch has {len(slots)} small tensors in host memory: there is nothing to pack"
@@ -226,6 +233,8 @@ def _leaves(batch: Any) -> list[Any]:
 def mapped(node: Any, leaf: Callable[[Any], Any]) -> Any:
     """A new tree of the plain containers, its leaves as `leaf` gives them; all else is a leaf."""
     kind = type(node)
+    if kind is Slot:
+        return leaf(node)
     if kind is list or kind is tuple:
         return kind([mapped(x, leaf) for x in node])
     if isinstance(node, tuple) and hasattr(kind, "_fields"):

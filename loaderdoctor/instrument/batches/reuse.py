@@ -112,7 +112,8 @@ class RingBatch:
 
     def host(self) -> Any:
         """The batch as it was collated."""
-        return mapped(self._rest, lambda x: x.view(self._whole) if isinstance(x, Slot) else x)
+        memory = self._whole.untyped_storage()
+        return mapped(self._rest, lambda x: x.view(memory) if type(x) is Slot else x)
 
     def pin_memory(self) -> Any:
         """As DataLoader asks of a type of its own: copies in pinned memory, in a plain batch."""
@@ -171,7 +172,8 @@ def ring_for(batch: Any, n_workers: int, ahead: int) -> Ring:
     found, rest, end = slots_of(batch, max_bytes=None)
     packed = torch.empty(end, dtype=torch.uint8)
     packed_into(packed, found)
-    again = mapped(rest, lambda x: x.view(packed) if isinstance(x, Slot) else x)
+    memory = packed.untyped_storage()
+    again = mapped(rest, lambda x: x.view(memory) if type(x) is Slot else x)
     try:
         same = digest(again) == digest(batch)
     except UnsupportedBatch as error:

@@ -253,8 +253,9 @@ def in_code(case: Case, ways: Iterable[CodeAdvice]) -> list[Candidate]:
     made = []
     for way in ways:
         slices = "batched" in way.axes
+        # Where no finding names the cause, making batches costs the step all the same.
         kinds = [kind for kind in (*MAKING, *(_BY_SAMPLE if slices else ())) if kind in case.found]
-        if not kinds or not way.axes or way.bound_ms is None:
+        if not way.axes or way.bound_ms is None:
             continue
         if "cache" in way.axes and why_not_cached(case.facts, case.loader) is not None:
             continue
@@ -277,7 +278,7 @@ def not_advised_in_code(case: Case) -> tuple[NotAdvised, ...]:
     """Why samples kept in memory are not tried, where they would answer a finding."""
     if case.loader.kind != "map" or making_cost(case.facts) is None:
         return ()
-    if not any(kind in case.found for kind in MAKING):
+    if not any(kind in case.found for kind in MAKING):  # nobody would ask
         return ()
     reason = why_not_cached(case.facts, case.loader)
     if reason is None:

@@ -29,6 +29,7 @@ from tests.findings.builders import (
     with_exposed,
     workers,
 )
+from tests.findings.routes_facts import starved
 
 
 def proposed(facts: Facts) -> tuple[Candidate, ...]:
@@ -485,3 +486,11 @@ def test_many_small_copies_are_tried_as_one() -> None:
     assert one.predicted_step_ms == pytest.approx(9.9 - 10.0 * finding.share * 7 / 8)
     alone = replace(facts, transfers=copied[:1])
     assert not any(s.packed for s in by_settings(alone))
+
+
+def test_code_is_tried_where_making_costs_the_step_and_no_finding_names_the_cause() -> None:
+    facts = starved()
+    (first, *_) = find(facts)
+    result = prescribe(facts, [replace(first, kind=Kind.PAGEABLE_COPY)])
+    assert any(c.in_code and c.settings.cache and not c.kinds for c in result.candidates)
+    assert not any(c.in_code for c in prescribe(facts, []).candidates)

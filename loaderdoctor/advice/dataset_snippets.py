@@ -130,6 +130,29 @@ def split_at(transform, name):  # what comes before that transform, and the rest
     before, rest = transform.transforms[:first], transform.transforms[first:]
     return type(transform)(before), type(transform)(rest)"""
 
+SCALED = """\
+class Scaled:  # the loader's pictures, which come as bytes: scaled as a whole, where they arrive
+    def __init__(self, loader, behind, device=None):
+        self.loader, self.behind, self.device = loader, behind, device
+    def __getattr__(self, name):  # dataset, sampler, …
+        return getattr(self.__dict__["loader"], name)
+    def __len__(self):
+        return len(self.loader)
+    def __iter__(self):
+        for images, labels in self.loader:
+            images = images.to(self.device, non_blocking=True).float().div_(255)
+            for step in self.behind:  # Normalize, the same for all of them
+                images = step(images)
+            yield [images, labels]
+def to_bytes(picture):  # ToTensor() without scaling
+    array = numpy.array(picture)
+    array = array[..., None] if array.ndim == 2 else array
+    return torch.from_numpy(array.transpose(2, 0, 1).copy())
+def bytes_first(transform):  # up to ToTensor(), and what is behind it
+    at = [type(step).__name__ for step in transform.transforms].index("ToTensor")
+    before, behind = transform.transforms[:at], transform.transforms[at + 1 :]
+    return type(transform)([*before, to_bytes]), behind"""
+
 UINT8 = """\
 # In the dataset, in place of ToTensor() and Normalize(mean, std):
 image = torch.from_numpy(numpy.array(picture)).permute(2, 0, 1).contiguous()  # uint8, C x H x W

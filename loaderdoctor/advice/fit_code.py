@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Callable, Mapping
 
-from loaderdoctor.advice import dataset_snippets, loop_snippets
+from loaderdoctor.advice import loop_snippets
 from loaderdoctor.advice.call_edit import CannotEdit, Expression, with_arguments
 from loaderdoctor.advice.code import LOADER_DEFAULTS, LOADER_PARAMETERS
 from loaderdoctor.advice.define import define
@@ -27,14 +27,7 @@ from loaderdoctor.findings.model import Finding, Kind
 from loaderdoctor.settings import Settings
 
 _LABEL = re.compile(r"^([^\s:]+:\d+)")
-_IMPORTS_VISION = re.compile(r"^\s*(import|from) torchvision", re.MULTILINE)
 EVERY = 100  # steps, where work is to be done rarely
-# Datasets of torchvision that call `self.transform` with the image of a pair.
-_TRANSFORMING = frozenset({
-    "MNIST", "FashionMNIST", "KMNIST", "EMNIST", "QMNIST", "CIFAR10", "CIFAR100",
-    "DatasetFolder", "ImageFolder",
-})  # fmt: skip
-
 Fit = Callable[[Editor, Facts, Finding], None]
 
 
@@ -53,7 +46,8 @@ def fitted(facts: Facts, finding: Finding) -> str | None:
         return None
 
 
-def _made(facts: Facts) -> Built:
+def made_in_script(facts: Facts) -> Built:
+    """Where the main loader is built. Raises CannotEdit where that is not in the script."""
     loader = facts.main_loader
     made = built(facts, loader) if loader is not None else None
     if made is None:
@@ -67,7 +61,7 @@ def _whole_batches(editor: Editor, facts: Facts, finding: Finding) -> None:
     wrapping = rows(loader)
     if wrapping is None or loader is None or loader.dataset != "TensorDataset":  # not tried
         raise CannotEdit("its samples are no rows of tensors")
-    _over_dataset(editor, facts, wrapping)
+    over_dataset(editor, facts, wrapping)
 
 
 def wrapped(facts: Facts, wrapping: Wrapping | None) -> str | None:
@@ -78,7 +72,7 @@ def wrapped(facts: Facts, wrapping: Wrapping | None) -> str | None:
         return over_own_line(facts.main_loader, wrapping)
     editor = Editor()
     try:
-        _over_dataset(editor, facts, wrapping)
+        over_dataset(editor, facts, wrapping)
         return editor.patch().printed()
     except CannotEdit:
         return None
@@ -94,64 +88,9 @@ def decoded_on_device(facts: Facts) -> str | None:
         return None
 
 
-def cached_before(facts: Facts, transform: str) -> str | None:
-    """Samples kept as they are before this transform, which is drawn again each time.
-
-    None where the dataset has no name or no transform of its own, or its samples are no pairs.
-    """
-    loader, editor = facts.main_loader, Editor()
-    try:
-        made = _made(facts)
-        assert loader is not None  # it was made
-        dataset = made.dataset
-        statement = made.source.statement(made.call)
-        paths = [tensor.path for tensor in loader.batch]
-        if not isinstance(dataset, ast.Name) or paths != ["[0]", "[1]"]:
-            raise CannotEdit("its dataset has no name, or its samples are no pairs")
-        if not _transforms(facts, loader.dataset):
-            raise CannotEdit("it is not known to call its own transform")
-        if "drawn" in made.source.text or not made.source.begins_line(statement):
-            raise CannotEdit("there is no line for it")
-        code, indent = dataset_snippets.CACHED_BEFORE, made.source.indent(statement)
-        _over_dataset(editor, facts, Wrapping(code=code, dataset="CachedBefore({}, drawn)"))
-        held = f"{dataset.id}.transform"
-        editor.insert(
-            made.source,
-            made.source.line_start(statement),
-            f'{indent}{held}, drawn = split_at({held}, "{transform}")',
-        )
-        return editor.patch().printed()
-    except CannotEdit:
-        return None
-
-
-def _transforms(facts: Facts, name: str) -> bool:
-    """Whether datasets of this class call their `transform`, as far as is known."""
-    sources = sources_of(facts)
-    classes = [
-        node
-        for source in sources
-        for node in ast.walk(source.tree)
-        if isinstance(node, ast.ClassDef) and node.name == name
-    ]
-    if not classes:
-        return name in _TRANSFORMING and any(_IMPORTS_VISION.search(x.text) for x in sources)
-    return all(
-        any(
-            isinstance(method, ast.FunctionDef)
-            and method.name == "__getitem__"
-            and any(
-                isinstance(x, ast.Attribute) and ast.unparse(x) == "self.transform"
-                for x in ast.walk(method)
-            )
-            for method in node.body
-        )
-        for node in classes
-    )
-
-
-def _over_dataset(editor: Editor, facts: Facts, wrapping: Wrapping) -> None:
-    made, loader = _made(facts), facts.main_loader
+def over_dataset(editor: Editor, facts: Facts, wrapping: Wrapping) -> None:
+    """The loader's call over that dataset, and what defines it above. Raises CannotEdit."""
+    made, loader = made_in_script(facts), facts.main_loader
     assert loader is not None
     if made.dataset is None:
         raise CannotEdit("its dataset is not to be read")
@@ -168,7 +107,7 @@ def _init_function(code: str, name: str) -> Fit:
     """A worker_init_fn, where the loader has none."""
 
     def fit(editor: Editor, facts: Facts, finding: Finding) -> None:
-        made = _made(facts)
+        made = made_in_script(facts)
         if made.unpacks or made.keyword("worker_init_fn") is not None:
             raise CannotEdit("it has a worker_init_fn, or may have one")
         text, _ = with_arguments(
@@ -185,7 +124,7 @@ def _init_function(code: str, name: str) -> Fit:
 
 def _worker_threads(editor: Editor, facts: Facts, finding: Finding) -> None:
     """OpenCV's threads; those of NumPy's BLAS are told before it is imported."""
-    made = _made(facts)
+    made = made_in_script(facts)
     if not any(source.imports("cv2") == "cv2" for source in sources_of(facts)):
         raise CannotEdit("its threads are not OpenCV's")
     code = loop_snippets.ONE_THREAD
@@ -255,7 +194,7 @@ def _pin_method(editor: Editor, facts: Facts, finding: Finding) -> None:
 def _kept_batches(editor: Editor, facts: Facts, finding: Finding) -> None:
     if finding.evidence.get("collate_library") in (None, "torch"):
         raise CannotEdit("what it does for a sample can't be told")
-    made = _made(facts)
+    made = made_in_script(facts)
     if made.holder is None:
         raise CannotEdit("the loader has no name")
     define(editor, made.source, made.holder, loop_snippets.KEPT)

@@ -67,9 +67,13 @@ class Making:
         caution: str | None = None,
         keeps_samples: bool = False,
         replaces: Kind | None = None,
+        own_ms: float = 0.0,
     ) -> CodeAdvice:
-        """Advice that does away with that part of a batch; `replaces` the advice of that kind."""
-        saved_ms, whole = self.saved_ms(part), fmt.ms(self.cost.step_ms)
+        """Advice that does away with that part of a batch; `replaces` the advice of that kind.
+
+        `own_ms`: what it does itself in the loop, each step, at the least.
+        """
+        saved_ms, whole = max(0.0, self.saved_ms(part) - own_ms), fmt.ms(self.cost.step_ms)
         return CodeAdvice(
             kind=replaces,
             title=title,

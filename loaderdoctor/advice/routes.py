@@ -13,8 +13,9 @@ from dataclasses import replace
 from loaderdoctor import format as fmt
 from loaderdoctor.advice import worked
 from loaderdoctor.advice.candidates import CodeAdvice
-from loaderdoctor.advice.fit_code import cached_before, decoded_on_device, wrapped
+from loaderdoctor.advice.fit_code import decoded_on_device, wrapped
 from loaderdoctor.advice.fit_lines import line_change
+from loaderdoctor.advice.fit_transforms import cached_before, scaled_whole
 from loaderdoctor.advice.fit_wrapping import IMAGE_FOLDERS
 from loaderdoctor.advice.ideas import CHANGES, FORMAT_CHANGES, axis_ideas
 from loaderdoctor.advice.making import Making, bare, making_of
@@ -27,6 +28,7 @@ from loaderdoctor.findings.formats import conversion
 from loaderdoctor.findings.line_names import seen, seen_enough, where
 from loaderdoctor.findings.loader_change import dataset_bytes
 from loaderdoctor.findings.model import Kind
+from loaderdoctor.findings.rules.batch_making import LARGE_BATCH_BYTES
 from loaderdoctor.findings.rules.overhead import MAX_OVERHEAD_SAMPLE_MS
 from loaderdoctor.instrument.wire.records import LoaderRecord
 from loaderdoctor.settings import Settings
@@ -38,6 +40,8 @@ BATCHWISE = frozenset({
     "ToTensor", "PILToTensor", "ToImage", "ToDtype", "ConvertImageDtype", "ConvertDtype",
     "Normalize",
 })  # fmt: skip
+# What copying a batch takes at the least: no thread of the machines at hand copies faster.
+COPYING_GB_PER_S = 20.0
 _RANDOM = re.compile(r"Random|Jitter|AutoAugment|TrivialAugment|AugMix|Erasing|MixUp|CutMix")
 _DECODES = re.compile(
     r"\bImage\.open\(|imread\(|imdecode\(|decode_(image|jpeg|png)\(|read_image\(|\bopen\("
@@ -133,6 +137,9 @@ def _slices(making: Making) -> CodeAdvice | None:
         return None
     if random_transforms(facts) or loader.dataset == "TensorDataset":  # which is one tensor already
         return None
+    if not _gains_beyond_copying(making):
+        return None
+    own_ms = _batch_bytes(loader) / COPYING_GB_PER_S / 1e6
     images, name = worked.image_store(loader), dataset_name(loader)
     converts = conversion(making.workers.lines, loader)
     if images is not None and converts is not None and converts.format.name == "pil-round-trip":
@@ -147,6 +154,7 @@ def _slices(making: Making) -> CodeAdvice | None:
             evidence=f"{what}; a sample takes {fmt.ms(making.sample_ms)} on its way through PIL.",
             keeps_samples=True,
             replaces=Kind.DATASET_FORMAT_BOUND,
+            own_ms=own_ms,
         )
     held = dataset_bytes(facts)
     if not fits_in_memory(facts) or held is None:
@@ -164,7 +172,25 @@ def _slices(making: Making) -> CodeAdvice | None:
         axis="cache+batched",
         keeps_samples=True,
         replaces=Kind.OVERHEAD_BOUND_LOADER,
+        own_ms=own_ms,
     )
+
+
+def _gains_beyond_copying(making: Making) -> bool:
+    """Whether slices save more than they cost, in the loop itself, of batches that are large.
+
+    A row that is picked is copied, as one that is stacked is: of 16 samples of 4 MiB slices took
+    56 ms, where a worker's collating had taken 58, beside the loop (H200 machine, prescription.py).
+    """
+    large = (
+        _batch_bytes(making.loader) >= LARGE_BATCH_BYTES
+    )  # of smaller ones the calls take the time
+    left_ms = (making.workers.collate_ms or 0.0) if large else 0.0
+    return making.saved_ms(1.0) - left_ms >= MODERATE_SHARE * making.cost.step_ms
+
+
+def _batch_bytes(loader: LoaderRecord) -> int:
+    return sum(tensor.n_bytes for tensor in loader.batch)
 
 
 def _cache(making: Making) -> CodeAdvice | None:
@@ -220,6 +246,7 @@ def _batchwise(making: Making) -> CodeAdvice | None:
     return making.advice(
         title=f"{' and '.join(last)} for the whole batch, not for each sample",
         idea=worked.batchwise(making.loader, last),
+        code=scaled_whole(making.facts, last),
         part=part,
         evidence=f"{', '.join(timed)} a sample: {fmt.share(part)} of a batch.",
         axis="uint8",

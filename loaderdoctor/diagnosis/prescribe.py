@@ -30,6 +30,8 @@ from loaderdoctor.tryout.recommending import advice_row, recommendations, trial_
 MUCH_FASTER = 2 / 3
 # Tried with code of ours that is not written for the script: the idea keeps its bound, no figure.
 _IDEAS = frozenset({"reuse_buffers"})
+# What is written for these fits only where their trial ran.
+_LOOKED_AT = ("device_decode", "uint8")
 # A trial that refused one of these found that the code would do something else, or not run.
 _NEVER_ONCE_REFUSED = frozenset({"cache", "device_decode"})
 
@@ -153,11 +155,12 @@ def _advice(
         if t.in_code and t.decided and not t.promising
         if not t.refused or _NEVER_ONCE_REFUSED & set(t.settings.changed())
     }
-    decodes = any(t.settings.device_decode and t.steps for t in tried)
+    ran = {_of_data(t.settings) for t in tried if t.steps}
     varies = samples_vary(prescription, verification)
     ways = [
-        # Which files there are, and what reads them, only its trial looks at.
-        replace(way, code=None) if way.axis == "device_decode" and not decodes else way
+        # Which files there are, and what reads them, or whether pictures are made of bytes, only
+        # its trial looks at.
+        replace(way, code=None) if way.axis in _LOOKED_AT and way.axes not in ran else way
         for way in prescription.routes
         if way.axes not in decided and not (way.keeps_samples and varies)
     ]

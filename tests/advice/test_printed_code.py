@@ -13,7 +13,7 @@ import pytest
 
 from loaderdoctor.advice.code import written_together
 from loaderdoctor.advice.code_advice import code_advice
-from loaderdoctor.advice.fit_code import cached_before
+from loaderdoctor.advice.fit_transforms import cached_before, scaled_whole
 from loaderdoctor.advice.source import unknown_names
 from loaderdoctor.advice.writing import written
 from loaderdoctor.facts.whole import Facts
@@ -188,6 +188,65 @@ def test_samples_are_kept_before_the_random_transform_of_the_script() -> None:
         "train_loader = DataLoader(train_set", "train_loader = DataLoader(list(train_set)"
     )
     assert cached_before(facts_of(path, text=unnamed), "RandomFlip") is None
+
+
+AS_VISION = """class ToTensor:
+    def __call__(self, x):
+        return torch.as_tensor(numpy.asarray(x))[None].float().div(255)
+
+
+class Normalize:
+    def __call__(self, x):
+        return (x - 0.25) / 0.5
+
+
+torch.manual_seed(0)
+device ="""
+
+
+def scaled(changed: tuple[str, str] = ("", "")) -> tuple[str, Facts]:
+    """The script of images with torchvision's names for what its transforms do."""
+    path = next(p for p in scripts() if p.stem == "images")
+    text = path.read_text().replace("device =", AS_VISION, 1).replace("import torch", IMPORTS, 1)
+    text = re.sub(r"Compose\(\[lambda.*\]\)\)", "Compose([ToTensor(), Normalize()]))", text)
+    text = text.replace(*changed, 1)
+    return text, facts_of(path, text=text)
+
+
+IMPORTS = "import numpy\nimport torch"
+
+
+def test_pictures_scaled_as_a_whole_train_the_same() -> None:
+    text, facts = scaled()
+    code = scaled_whole(facts, ("ToTensor", "Normalize"))
+    assert code is not None
+    after = applied(text, blocks(code))
+    assert "train_set.transform, behind = bytes_first(train_set.transform)\n" in after
+    assert "Scaled(DataLoader(train_set, batch_size=8, shuffle=True), behind, device)" in after
+    found = []
+    for script in (text, after):
+        scope = {"__name__": "__main__"}
+        exec(compile(script, "images.py", "exec"), scope)
+        found.append(scope["losses"])
+    assert found[0] == found[1] and len(found[0]) == 8
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        ("model = ", "first = train_set[0]\nmodel = "),
+        ("model = ", "held_out = DataLoader(train_set)\nmodel = "),
+        ("train_loader = ", "behind = 1\ntrain_loader = "),
+    ],
+    ids=["a sample is read", "another loader reads it", "its name is taken"],
+)
+def test_a_transform_that_others_rely_on_is_left_alone(changed: tuple[str, str]) -> None:
+    facts = scaled(changed)[1]
+    assert scaled_whole(facts, ("ToTensor",)) is None
+    assert scaled_whole(scaled(("model = ", "n = len(train_set)\nmodel = "))[1], ("ToTensor",))
+    if "behind" not in changed[1]:
+        assert cached_before(facts, "Normalize") is None
+    assert scaled_whole(scaled()[1], ("ConvertImageDtype",)) is None
 
 
 def test_what_a_trial_of_reused_buffers_measured_is_no_code_of_a_few_lines() -> None:

@@ -1,0 +1,131 @@
+"""A dataset's own transforms, taken apart: some of them kept, some called for whole batches."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Sequence
+
+from loaderdoctor.advice import dataset_snippets
+from loaderdoctor.advice.call_edit import CannotEdit
+from loaderdoctor.advice.define import define
+from loaderdoctor.advice.fit_code import made_in_script, over_dataset
+from loaderdoctor.advice.patch import Editor
+from loaderdoctor.advice.places import Built, moved_to
+from loaderdoctor.advice.source import called_name, names_in, sources_of
+from loaderdoctor.advice.worked import Wrapping
+from loaderdoctor.facts.whole import Facts
+from loaderdoctor.findings.exposure import has_accelerator
+
+_IMPORTS_VISION = re.compile(r"^\s*(import|from) torchvision", re.MULTILINE)
+# Datasets of torchvision that call `self.transform` with the image of a pair.
+_TRANSFORMING = frozenset({
+    "MNIST", "FashionMNIST", "KMNIST", "EMNIST", "QMNIST", "CIFAR10", "CIFAR100",
+    "DatasetFolder", "ImageFolder",
+})  # fmt: skip
+
+
+def cached_before(facts: Facts, transform: str) -> str | None:
+    """Samples kept as they are before this transform, which is drawn again each time.
+
+    None where the dataset's own transform can't be taken apart in the script.
+    """
+    editor = Editor()
+    try:
+        made, name = _taken_apart(facts, "drawn")
+        code = dataset_snippets.CACHED_BEFORE
+        over_dataset(editor, facts, Wrapping(code=code, dataset="CachedBefore({}, drawn)"))
+        _above(editor, made, f'{name}, drawn = split_at({name}, "{transform}")')
+        return editor.patch().printed()
+    except CannotEdit:
+        return None
+
+
+def scaled_whole(facts: Facts, last: Sequence[str]) -> str | None:
+    """Pictures travel as bytes; `last`, ToTensor and what is behind it, is done for the batch.
+
+    None where it is not that, or the transform can't be taken apart in the script.
+    """
+    editor = Editor()
+    try:
+        if last not in (("ToTensor",), ("ToTensor", "Normalize")):
+            raise CannotEdit("they are not the same for a batch of bytes")
+        made, name = _taken_apart(facts, "behind")
+        device = moved_to(facts) if has_accelerator(facts) else None
+        if has_accelerator(facts) and device is None:
+            raise CannotEdit("the device is not known")
+        known = made.source.bound_before
+        if device is not None and not all(known(x, made.call) for x in names_in(device)):
+            raise CannotEdit("the device is not known where the loader is built")
+        text = made.source.code(made.call)
+        to = f", {ast.unparse(device)}" if device is not None else ""
+        define(editor, made.source, made.call, dataset_snippets.SCALED)
+        editor.replace(made.source, made.source.span(made.call), f"Scaled({text}, behind{to})")
+        _above(editor, made, f"{name}, behind = bytes_first({name})")
+        return editor.patch().printed()
+    except CannotEdit:
+        return None
+
+
+def _taken_apart(facts: Facts, new: str) -> tuple[Built, str]:
+    """The loader, and what the script calls its dataset's transform. Raises CannotEdit.
+
+    `new`: a name that the script must not have.
+    """
+    loader, made = facts.main_loader, made_in_script(facts)
+    assert loader is not None  # it was made
+    dataset, source = made.dataset, made.source
+    paths = [tensor.path for tensor in loader.batch]
+    if not isinstance(dataset, ast.Name) or paths != ["[0]", "[1]"]:
+        raise CannotEdit("its dataset has no name, or its samples are no pairs")
+    if not _transforms(facts, loader.dataset):
+        raise CannotEdit("it is not known to call its own transform")
+    if _read_elsewhere(made, dataset):
+        raise CannotEdit("the script reads its samples elsewhere too")
+    if new in source.text or not source.begins_line(source.statement(made.call)):
+        raise CannotEdit("there is no line for it")
+    return made, f"{dataset.id}.transform"
+
+
+def _read_elsewhere(made: Built, dataset: ast.Name) -> bool:
+    """Whether something else of the script may get samples of that dataset."""
+    source = made.source
+    for node in ast.walk(source.tree):
+        if not isinstance(node, ast.Name) or node.id != dataset.id or node is dataset:
+            continue
+        owner = source.parents.get(node)
+        sized = isinstance(owner, ast.Call) and called_name(owner) in ("len", "print")
+        if isinstance(node.ctx, ast.Load) and not sized and not isinstance(owner, ast.Attribute):
+            return True
+    return False
+
+
+def _above(editor: Editor, made: Built, line: str) -> None:
+    source, statement = made.source, made.source.statement(made.call)
+    indent = source.indent(statement)
+    editor.insert(source, source.line_start(statement), f"{indent}{line}")
+
+
+def _transforms(facts: Facts, name: str) -> bool:
+    """Whether datasets of this class call their `transform`, as far as is known."""
+    sources = sources_of(facts)
+    classes = [
+        node
+        for source in sources
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.ClassDef) and node.name == name
+    ]
+    if not classes:
+        return name in _TRANSFORMING and any(_IMPORTS_VISION.search(x.text) for x in sources)
+    return all(
+        any(
+            isinstance(method, ast.FunctionDef)
+            and method.name == "__getitem__"
+            and any(
+                isinstance(x, ast.Attribute) and ast.unparse(x) == "self.transform"
+                for x in ast.walk(method)
+            )
+            for method in node.body
+        )
+        for node in classes
+    )

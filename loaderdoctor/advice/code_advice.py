@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from loaderdoctor.advice import loop_work_snippets
 from loaderdoctor.advice.candidates import CodeAdvice, PredictedFrom
 from loaderdoctor.advice.command_line import command_with_environment
 from loaderdoctor.advice.fit_code import fitted
@@ -20,14 +21,19 @@ from loaderdoctor.advice.ideas import (
 )
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.capacity import by_ablation, reachable_ms
+from loaderdoctor.findings.loop_words import OWN_BATCHES, makes_batches
 from loaderdoctor.findings.model import Finding, Kind
 from loaderdoctor.findings.rules.batch_making import LARGE_BATCH_BYTES
 
 # One line undoes these: where that saves something of note, it comes before a dataset rewritten.
 _ONE_LINE = (Kind.WORKERS_SHARE_A_CORE, Kind.THREAD_OVERSUBSCRIPTION)
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-
-
+# Of a loop without a DataLoader.
+_DRAWN = Change(
+    title="Draw batches from one tensor, or make them in the workers of a DataLoader",
+    idea=OWN_BATCHES,
+    example=loop_work_snippets.DRAWN,
+)
 # The axes that try a change, by its title.
 _TRIED_BY = {
     CHANGES[Kind.OVERHEAD_BOUND_LOADER].title: "batched",
@@ -37,7 +43,7 @@ _TRIED_BY = {
 }
 
 
-def _change(finding: Finding) -> Change | None:
+def _change(finding: Finding, facts: Facts) -> Change | None:
     """By the kind, and of conversions by the format that was recognised."""
     library = finding.evidence.get("collate_library")
     handed_over = finding.evidence.get("receive_ms_per_batch") is not None
@@ -51,7 +57,7 @@ def _change(finding: Finding) -> Change | None:
         large = isinstance(n_bytes, int | float) and n_bytes >= LARGE_BATCH_BYTES
         return FEWER_BYTES if large else CHANGES[Kind.OVERHEAD_BOUND_LOADER]
     if finding.kind is Kind.WORK_BETWEEN_STEPS and "what" in finding.evidence:
-        return _of_work(finding)
+        return _of_work(finding, facts)
     if finding.kind is Kind.TIME_OUTSIDE_STEPS:
         return OUTSIDE_CHANGES.get(str(finding.evidence.get("what")))
     if finding.kind is not Kind.DATASET_FORMAT_BOUND:
@@ -66,11 +72,13 @@ def _command(finding: Finding, facts: Facts) -> str | None:
     return command_with_environment(facts, dict.fromkeys(_THREAD_VARIABLES, "1"))
 
 
-def _of_work(finding: Finding) -> Change | None:
+def _of_work(finding: Finding, facts: Facts) -> Change | None:
     """By what it does and where; None where the advice says it all (a sleep)."""
     what = str(finding.evidence["what"])
     change = WORK_CHANGES.get(what)
     early = finding.evidence.get("before_forward_pass")
+    if makes_batches(what) and early is not False and not facts.loaders:
+        return _DRAWN
     if what in ("elements", "item") and early:
         return AHEAD
     return RARELY if change is AHEAD and early is False else change
@@ -91,7 +99,7 @@ def code_advice(facts: Facts, findings: Iterable[Finding]) -> tuple[CodeAdvice, 
     on_device = facts.machine is not None and facts.machine.device_name is not None
     out = []
     for finding in findings:
-        change = _change(finding)
+        change = _change(finding, facts)
         if change is None:
             continue
         if finding.kind is Kind.CPU_SATURATED_WORKERS and not (measured and on_device):

@@ -6,6 +6,10 @@ def collate(samples):  # in the workers, ahead of the loop
     return prepare(batch)  # what the loop did between fetch and forward pass
 loader = DataLoader(dataset, collate_fn=collate, num_workers=4)"""
 
+DRAWN = """\
+rows = torch.randint(len(states), (128,))  # states and rewards: one tensor each, made once
+batch = states[rows], rewards[rows]"""
+
 RARELY = """\
 if step % 100 == 0:  # not in every step
     report(loss.item())"""

@@ -115,13 +115,17 @@ OWN_BATCHES = (
     "Keep the data in one tensor or array and index it with drawn numbers (torch.randint), without "
     "copying or shuffling the whole; or make batches in the workers of a DataLoader."
 )
-_MAKING = ("elements", "deepcopy", "library", "numpy")
+
+
+def makes_batches(what: str) -> bool:
+    """Whether work of this kind may be the making of batches, where no DataLoader makes them."""
+    return what in ("elements", "deepcopy", "library", "numpy")
 
 
 def advice_of(place: LoopPlace, *, has_loader: bool) -> str:
     """What helps against work of this kind at this place."""
     advice, early = TOLD[place.what].advice, before_forward(place)
-    if not has_loader and place.what in _MAKING and early is not False:
+    if not has_loader and makes_batches(place.what) and early is not False:
         return OWN_BATCHES if early else f"Where it makes batches: {_lowered(OWN_BATCHES)}"
     if place.what == "elements":
         if early is False:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from loaderdoctor.advice.trace_advice import trace_advice
 from loaderdoctor.attribution.combine import facts_of_trace
@@ -54,6 +54,11 @@ _OTHERS = {
     ".pkl": f"a pickle, not a trace, and is not opened. {_GIVE}",
     ".pickle": f"a pickle, not a trace, and is not opened. {_GIVE}",
 }
+_OTHERS |= dict.fromkeys((".pt", ".pth", ".ckpt"), f"a model's weights, not a trace. {_GIVE}")
+_OTHERS |= dict.fromkeys((".sh", ".bash", ".slurm"), f"a shell script, not a trace. {_GIVE}")
+_OTHERS |= dict.fromkeys((".yaml", ".yml", ".toml"), f"a configuration, not a trace. {_GIVE}")
+# Of `diagnose` itself, which has its trace alone.
+UNTRIED = "not tested: without a DataLoader nothing is tried"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,13 +121,14 @@ def report_of_facts(
     warnings: tuple[ReportWarning, ...],
     elsewhere: Elsewhere | None = None,
     loop_lines: LoopLineFacts | None = None,
+    command: Literal["analyze", "diagnose"] = "analyze",
 ) -> Report:
     """Judge, find, report: one trace. `elsewhere`: what the run tried that it was recorded in.
 
-    `loop_lines`: of the same loop, where its stack was sampled too.
+    `loop_lines`: of the same loop, where its stack was sampled too. `command` asked for it.
     """
     bound, severity = judge_trace(facts)
-    of_trace = replace(facts_of_trace(facts), loop_lines=loop_lines)
+    of_trace = replace(facts_of_trace(facts), loop_lines=loop_lines, command=command)
     findings = answered(find(of_trace), of_trace, elsewhere=elsewhere)
     return build_report(
         of_trace,
@@ -139,8 +145,13 @@ def _advised(
     """What the trace suggests; nothing where its own run has tried, and says what came of it."""
     if elsewhere is not None and len(elsewhere.trials) > 1:
         return ()
+    here = facts.command == "diagnose"
     return tuple(
-        advice_row(way, facts.step_ms, untested=not_tested(elsewhere, tries=way.axis is not None))
+        advice_row(
+            way,
+            facts.step_ms,
+            untested=UNTRIED if here else not_tested(elsewhere, tries=way.axis is not None),
+        )
         for way in trace_advice(facts, findings, bound)
     )
 
@@ -330,11 +341,6 @@ def _recorded(trace: Path) -> int:
     name = trace.name if trace.parent.name == "perfetto" else trace.parent.name
     found = _TRIAL.match(name)
     return int(found[1]) if found is not None else 0
-
-
-_OTHERS |= dict.fromkeys((".pt", ".pth", ".ckpt"), f"a model's weights, not a trace. {_GIVE}")
-_OTHERS |= dict.fromkeys((".sh", ".bash", ".slurm"), f"a shell script, not a trace. {_GIVE}")
-_OTHERS |= dict.fromkeys((".yaml", ".yml", ".toml"), f"a configuration, not a trace. {_GIVE}")
 
 
 def check_trace(path: Path) -> None:

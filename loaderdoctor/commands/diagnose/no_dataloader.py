@@ -46,10 +46,10 @@ def report_without_dataloader(seen: NoDataLoader, target: str) -> tuple[Report, 
     lines = loop_line_facts(
         [seen.stacks] if seen.stacks is not None else [], has_accelerator=facts.has_accelerator
     )
-    report = report_of_facts(target, facts, warnings, loop_lines=lines)
+    report = report_of_facts(target, facts, warnings, loop_lines=lines, command="diagnose")
     what = "backward pass at" if seen.of_passes else "step of"
     step = replace(report.step, definition=f"one {what} {seen.site}")
-    report = replace(report, command="diagnose", step=step)
+    report = replace(report, step=step)
     if seen.reason is not None and report.verdict.bound == "unknown":
         summary = f"No verdict: only {fmt.count(step.count, 'step')} could be profiled, since "
         summary = f"{summary}{seen.reason}. Shorten the step (less data, a shorter sequence)."

@@ -194,7 +194,7 @@ def _by_trace(facts: Facts) -> Finding | None:
         )
         + (
             ""
-            if hotspot.file is not None
+            if hotspot.file is not None or facts.command != "analyze"
             else " `loaderdoctor diagnose` names the line, without stacks in the trace."
         ),
     )

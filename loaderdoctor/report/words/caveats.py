@@ -64,22 +64,25 @@ def caveats(bound: Bound, severity: VerdictSeverity, facts: Facts) -> str:
     """Sentences for behind the verdict's own; empty where plain windows bear it, or none is due."""
     if facts.trace is None or not trace_alone(facts) or bound == "unknown":
         return ""
-    return " ".join(_sentences(bound, severity, facts.trace))
+    elsewhere = facts.command == "analyze"  # else that is what was asked for, as far as it can be
+    return " ".join(_sentences(bound, severity, facts.trace, elsewhere=elsewhere))
 
 
-def _sentences(bound: Bound, severity: VerdictSeverity, trace: TraceFacts) -> Iterator[str]:
+def _sentences(
+    bound: Bound, severity: VerdictSeverity, trace: TraceFacts, *, elsewhere: bool
+) -> Iterator[str]:
+    """`elsewhere`: whether `diagnose` could tell more."""
     host = trace.shares.host or 0.0
+    measures = "`loaderdoctor diagnose` measures the loop without it."
     if bound == "compute" and severity == "uncertain":
         yield (
             f"Of the host's {fmt.share(host)} little need be left where nothing is recorded: "
             "recording makes operators slow and kernels not, and launching fits within the "
-            "kernels' time. `loaderdoctor diagnose` measures the loop without it."
+            f"kernels' time.{f' {measures}' if elsewhere else ''}"
         )
     elif bound == "host" and severity == "moderate":
-        yield (
-            "How much of that is the profiler's own the trace does not tell: "
-            "`loaderdoctor diagnose` measures the loop without it."
-        )
+        more = f": {measures}" if elsewhere else "."
+        yield f"How much of that is the profiler's own the trace does not tell{more}"
     slowed = bound == "host" or (bound == "compute" and severity == "uncertain")
     if slowed and trace.fetching.kind in ("multi-process", "mixed"):
         yield (

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from loaderdoctor.advice.code_advice import code_advice
 from loaderdoctor.attribution.combine import facts_of_trace
 from loaderdoctor.attribution.verdict import judge_run
 from loaderdoctor.facts.loop_lines import CodeLine, LoopLineFacts, LoopPlace
@@ -266,6 +267,12 @@ def test_a_loop_that_makes_its_own_batches_is_not_sent_to_its_loader() -> None:
     assert finding is not None and finding.advice is not None
     assert finding.advice.startswith("Where it makes batches: keep the data in one tensor")
     assert "collate_fn" not in finding.advice
+    (way,) = code_advice(unknown, [finding])
+    assert way.title.startswith("Draw batches from one tensor")
+    of_loader = work_between_steps(SAMPLED)
+    assert of_loader is not None
+    (way,) = code_advice(SAMPLED, [of_loader])
+    assert way.title == "Let the loader's workers do it, ahead of the loop"
 
 
 def test_one_large_copy_to_the_host_counts_for_what_it_takes_with_its_size() -> None:

@@ -18,6 +18,12 @@ PROFILER = ProfilerFacts(
 )
 
 
+JUDGED: tuple[tuple[Bound, VerdictSeverity], ...] = (
+    ("compute", "uncertain"),
+    ("host", "moderate"),
+)
+
+
 def said(seen: TraceFacts, bound: Bound, severity: VerdictSeverity = "high") -> str:
     return caveats(bound, severity, facts_of_trace(seen))
 
@@ -50,6 +56,20 @@ def test_a_verdict_that_the_profiler_may_have_made_says_so() -> None:
     assert "the profiler's own" in said(seen, "host", "moderate")
     assert "may be too slow" in said(seen, "host", "high")
     assert said(changed(seen, fetch_kind="single-process"), "host", "high") == ""
+
+
+def test_a_diagnosis_that_has_its_trace_alone_is_not_sent_to_diagnose() -> None:
+    seen = changed(trace(shares=shares(host=0.4)), profiler=PROFILER)
+    here = replace(facts_of_trace(seen), command="diagnose")
+    asked: tuple[tuple[Bound, VerdictSeverity], ...] = (
+        ("compute", "uncertain"),
+        ("host", "moderate"),
+    )
+    for bound, severity in asked:
+        elsewhere = said(seen, bound, severity)
+        assert "`loaderdoctor diagnose` measures" in elsewhere
+        assert "loaderdoctor diagnose" not in caveats(bound, severity, here)
+        assert caveats(bound, severity, here)[:40] == elsewhere[:40]
 
 
 def test_nothing_is_said_where_plain_windows_bear_the_verdict() -> None:

@@ -82,12 +82,27 @@ def built(facts: Facts, loader: LoaderRecord) -> Built | None:
         return None
     source, line = found
     here = [x for x in source.calls() if x.lineno <= line <= (x.end_lineno or x.lineno)]
-    for fits in _LOOKS:
+    bound = _partials(source)
+    looks: list[Callable[[ast.Call], bool]] = [*_LOOKS, lambda call: called_name(call) in bound]
+    for fits in looks:
         named = [x for x in here if fits(x)]
         exact = [x for x in named if x.lineno == line] or named
         if exact:
             return Built(source, exact[min(loader.call_index, len(exact) - 1)])
     return None
+
+
+def _partials(source: Source) -> set[str]:
+    """Names of functions that are a DataLoader with some arguments: `partial(DataLoader, …)`."""
+    return {
+        target.id
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
+        if called_name(node.value) == "partial" and len(node.value.args) == 1
+        if ast.unparse(node.value.args[0]).endswith("DataLoader")
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
 
 
 def iterated(facts: Facts, loader: LoaderRecord) -> Iterated | None:

@@ -16,6 +16,7 @@ from loaderdoctor.errors import UsageError
 from loaderdoctor.report.script import text_hash
 
 _LINE_END = re.compile(r"(\r\n|\r|\n)")
+_MARK = "\ufeff"  # of a file that begins with a byte order mark; no text that was read holds it
 _PLACE = re.compile(r"^(?P<name>[^\s:][^:]*\.py):(?P<line>\d+)$")
 
 
@@ -111,7 +112,7 @@ def _has(path: Path, hunk: Hunk, as_it_ran: bytes | None) -> bool:
         text = (path.read_bytes() if as_it_ran is None else as_it_ran).decode("utf-8")
     except (OSError, UnicodeDecodeError):
         return False
-    there = _LINE_END.split(text)[::2][hunk.line - 1 : hunk.end - 1]
+    there = _LINE_END.split(text.removeprefix(_MARK))[::2][hunk.line - 1 : hunk.end - 1]
     return [x.rstrip() for x in there] == [x.rstrip() for x in hunk.old]
 
 
@@ -133,7 +134,8 @@ def _edited(path: Path, wanted: str, changes: Sequence[Hunk], as_it_ran: bytes |
         text = before.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: can't be read ({error}).") from None
-    parts = _LINE_END.split(text)
+    mark = _MARK if text.startswith(_MARK) else ""
+    parts = _LINE_END.split(text.removeprefix(_MARK))
     lines, ends = parts[::2], [*parts[1::2], ""]
     if text_hash("\n".join(lines)) != wanted:
         raise UsageError(
@@ -163,7 +165,7 @@ def _edited(path: Path, wanted: str, changes: Sequence[Hunk], as_it_ran: bytes |
         lines[start:end], ends[start:end] = new, kept
     ends = [x or usual for x in ends[:-1]] + [""]
     after = "".join(line + end for line, end in zip(lines, ends, strict=True))
-    return FileEdit(path=path, before=before, after=after.encode("utf-8"))
+    return FileEdit(path=path, before=before, after=(mark + after).encode("utf-8"))
 
 
 def _cores(hunk: Hunk) -> list[tuple[int, int, tuple[str, ...]]]:

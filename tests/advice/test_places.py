@@ -55,3 +55,18 @@ def test_what_wraps_a_loader_is_looked_through() -> None:
     at = iterated(facts, facts.main_loader)
     assert at is not None
     assert at.source.code(at.loader) == "loader"
+
+
+@pytest.mark.parametrize(
+    ("bound", "written_here"),
+    [
+        ("partial(DataLoader, batch_size=2)", True),
+        ("functools.partial(torch.utils.data.DataLoader, num_workers=0)", True),
+        ("partial(DataLoader, rows)", False),  # its first argument is no dataset
+        ("partial(print, 1)", False),
+    ],
+)
+def test_a_loader_with_arguments_bound_before_is_one(bound: str, written_here: bool) -> None:
+    text = f"make = {bound}\nrows = []\nbatches = make(rows)  # train loader\n"
+    said = written(facts_of(Path("train.py"), text=text), Settings(num_workers=3))
+    assert ("make(rows, num_workers=3)  # train loader" in said.code) is written_here

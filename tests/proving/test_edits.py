@@ -74,6 +74,14 @@ def test_line_ends_and_the_lack_of_a_last_one_stay(train: Path, end: bytes, last
     assert after.endswith(b"step(batch)" + (end if last else b""))
 
 
+def test_a_byte_order_mark_stays_and_is_no_part_of_the_first_line(train: Path) -> None:
+    text = "loader = DataLoader(ds)\n"
+    train.write_bytes(b"\xef\xbb\xbf" + text.encode())
+    code = "train.py:1\n- loader = DataLoader(ds)\n+ loader = DataLoader(ds, num_workers=2)"
+    (edit,) = file_edits(hunks(code), {str(train): text_hash(text)}, {})
+    assert edit.after == b"\xef\xbb\xbfloader = DataLoader(ds, num_workers=2)\n"
+
+
 def test_mixed_line_ends_stay_where_they_were(train: Path) -> None:
     text = "\r\n".join(SCRIPT[:3]) + "\n" + "\n".join(SCRIPT[3:]) + "\n"
     train.write_bytes(text.encode())

@@ -39,7 +39,7 @@ def with_sources(script: ScriptRecord | None) -> ScriptRecord | None:
     left = MAX_LETTERS
     for path in _files():
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            text = Path(path).read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError):
             continue
         if len(sources) < MAX_FILES and len(text) <= left:

@@ -177,12 +177,16 @@ def false_own_work(loop: AuditLoop, said: Said) -> list[str]:
     """Why a loop is not bound by work of its own, where that is said to matter much; else empty.
 
     What was built into a step is known, and the step's length is taken from the report: nothing
-    else is timed for it.
+    else is timed for it. On a CPU all of it takes longer alike beside busy processes.
     """
     if said.bound not in ("host", "outside") or said.severity not in ("moderate", "high"):
         return []
     built_in = loop.within_host_ms + loop.plan_ms + loop.between_ms + loop.outside_ms
-    share = built_in / said.wall_ms if said.wall_ms else 0.0
+    whole_ms = said.wall_ms or 0.0
+    if loop.device == "cpu":
+        made_ms = 0.0 if loop.workers else loop.n_loaders * loop.batch_ms
+        whole_ms = min(whole_ms, built_in + loop.compute_ms + made_ms)
+    share = built_in / whole_ms if whole_ms else 0.0
     needed = HIGH if said.severity == "high" else MODERATE
     return [f"false {said.severity} {said.bound}"] if share < needed - POINTS else []
 

@@ -5,8 +5,11 @@
     python benchmarks/run_overhead.py --long 1000000
 
 A loop over a DataLoader without workers, recorded, and the same loop that nobody watches take turns
-in blocks of 50 steps, in random order within each pair. Printed: the median of the pairs'
-differences in CPU time of the thread, microseconds a step (other programs can't stretch that much).
+in blocks of 50 steps, in random order within each pair, and share model and optimizer: of two that
+are alike, one's step took 30 us more than the other's. Printed: the median of the pairs'
+differences in CPU time of the thread, microseconds a step (other programs can't stretch that much),
+and how much of it lies in getting the batch: the rest is two short hooks, and noise, most of it
+where workers run beside the loop.
 With --tune as `run --tune` between its trials: torch's own iterator serves (watching), or another
 pool does (serving; one worker on either side). With --long that many recorded steps in a row, and
 the resident memory of this process at each tenth of them.
@@ -41,6 +44,7 @@ from loaderdoctor.settings import Settings
 
 BLOCK = 50
 WARM_STEPS = 4000
+N_SAMPLES = 400_000  # an epoch outlasts what is measured
 
 
 class Nobody:
@@ -69,22 +73,37 @@ def as_lists(samples: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[list[Any
     return [x.tolist() for x, _ in samples], [y.item() for _, y in samples]
 
 
-def loop(device: str, *, n_workers: int) -> Iterator[None]:
-    """Train without an end, in epochs that outlast what is measured; a step for each `next`."""
-    model = torch.nn.Linear(4, 2).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    data = TensorDataset(torch.randn(8192, 4), torch.randint(0, 2, (8192,)))
-    pins = device != "cpu"
-    collate = as_lists if n_workers else None
-    while True:
-        for batch in DataLoader(
-            data, 8, shuffle=True, num_workers=n_workers, pin_memory=pins, collate_fn=collate
-        ):
-            x, y = (torch.as_tensor(part).to(device, non_blocking=True) for part in batch)
-            optimizer.zero_grad()
-            torch.autograd.backward(torch.nn.functional.cross_entropy(model(x), y))
-            optimizer.step()
-            yield
+class Training:
+    """A model that any batches are trained on, step by step."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._model = torch.nn.Linear(4, 2).to(device)
+        self._optimizer = torch.optim.SGD(self._model.parameters(), lr=0.01)
+
+    def over(self, *, n_workers: int) -> Iterator[int]:
+        """Train without an end: a step for each `next`, which gives what its batch took (ns)."""
+        data = TensorDataset(torch.randn(N_SAMPLES, 4), torch.randint(0, 2, (N_SAMPLES,)))
+        loader: DataLoader[Any] = DataLoader(
+            data,
+            8,
+            shuffle=True,
+            num_workers=n_workers,
+            pin_memory=self._device != "cpu",
+            collate_fn=as_lists if n_workers else None,
+        )
+        while True:
+            batches = iter(loader)
+            began = thread_time_ns()
+            for batch in batches:
+                took = thread_time_ns() - began
+                x, y = (torch.as_tensor(p).to(self._device, non_blocking=True) for p in batch)
+                self._optimizer.zero_grad()
+                loss = torch.nn.functional.cross_entropy(self._model(x), y)
+                torch.autograd.backward(loss)
+                self._optimizer.step()
+                yield took
+                began = thread_time_ns()
 
 
 class Held(LoopTuner):
@@ -134,34 +153,40 @@ def compare(n_pairs: int, device: str, tune: str, n_workers: int) -> None:
     """A recorded loop and one that is not, in blocks by turns, and the blocks' differences."""
     n_workers = 1 if tune == "serving" else n_workers
     rng = random.Random(0)
-    differences: list[float] = []
+    whole: list[float] = []
+    fetching: list[float] = []
     with recording(tune) as (session, _):
-        loops = {True: loop(device, n_workers=n_workers), False: loop(device, n_workers=n_workers)}
+        training = Training(device)
+        loops = {watched: training.over(n_workers=n_workers) for watched in (True, False)}
         for _ in range(WARM_STEPS):
             next(loops[True])
         for _ in range(n_pairs):
-            took = {}
+            took, fetched = {}, {}
             for watched in rng.sample((True, False), 2):
                 session.live = watched
                 began = thread_time_ns()
-                for _ in range(BLOCK):
-                    next(loops[watched])
+                fetched[watched] = sum(next(loops[watched]) for _ in range(BLOCK))
                 took[watched] = thread_time_ns() - began
             session.live = True
-            differences.append((took[True] - took[False]) / BLOCK / 1e3)
+            whole.append((took[True] - took[False]) / BLOCK / 1e3)
+            fetching.append((fetched[True] - fetched[False]) / BLOCK / 1e3)
+    print(f"{_told(whole)}, {median(whole) / 20:.2f} % of a step of 2 ms; "
+          f"getting the batch {_told(fetching)}")  # fmt: skip
+
+
+def _told(differences: list[float]) -> str:
     found = sorted(differences)
     n = len(found)
     off = round(0.98 * n**0.5)
     low, high = found[n // 2 - off], found[n // 2 + off]
-    print(f"{median(found):.1f} us a step ({low:.1f} to {high:.1f}; {n} pairs), "
-          f"{median(found) / 20:.2f} % of a step of 2 ms")  # fmt: skip
+    return f"{median(found):.1f} us a step ({low:.1f} to {high:.1f}; {n} pairs)"
 
 
 def long(n_steps: int, device: str) -> None:
     """Resident memory over many steps."""
     process = psutil.Process(os.getpid())
     with recording(""):
-        for n, _ in zip(range(1, n_steps + 1), loop(device, n_workers=0), strict=False):
+        for n, _ in zip(range(1, n_steps + 1), Training(device).over(n_workers=0), strict=False):
             if n % (n_steps // 10) == 0:
                 gc.collect()
                 print(f"{n:>10,} steps  {process.memory_info().rss / 1e6:7.1f} MB", flush=True)

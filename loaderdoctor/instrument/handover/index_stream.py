@@ -102,15 +102,17 @@ class IndexStream:
     def asked(self) -> None:
         """The loop asks for its next batch: draw what its own loader would draw by now."""
         self.n_asked += 1
-        self._draw_due()
+        if self._n_drawn < self._lead + self.n_asked:
+            self._draw_due()
 
     def take(self) -> Any:
         """The next index for a pool. Raises StopIteration where there is none, or none yet."""
-        if not self._waiting and self._n_drawn + 1 in self._quiet:
+        waiting = self._waiting
+        if not waiting and self._n_drawn + 1 in self._quiet:
             self._draw_one()
-        if not self._waiting:
+        if not waiting:
             raise StopIteration
-        return self._waiting.popleft()
+        return waiting.popleft()
 
     def give_back(self, indexes: Iterable[Any]) -> None:
         """Indexes that were taken and whose batches never came: the next to be taken."""

@@ -72,11 +72,12 @@ class LivePass:
         if self._closed:
             raise StopIteration
         self._stream.asked()
-        self._go_over()
+        if self._keeper.wanted is not self._line[-1].settings:
+            self._go_over()
         while True:
             here = self._line[0]
             try:
-                batch = self._next_of(here, own)
+                batch = here.next_batch(own)
             except StopIteration:
                 if len(self._line) == 1:
                     self.close()
@@ -105,20 +106,10 @@ class LivePass:
 
     __del__ = close
 
-    def _next_of(self, pool: OwnRest | Pool, own: Any) -> Any:
-        if isinstance(pool, Pool):
-            return pool.next_batch()
-        if not pool.n_under_way:
-            raise StopIteration
-        return pool.next_batch(own)
-
     def _go_over(self) -> None:
         """To the settings that are wanted, where they are others."""
-        now = self._line[-1].settings
-        if self._keeper.wanted is now:  # asked in each step
-            return
         settings = self._keeper.wanted_within_pass()
-        if settings is None or settings == now:
+        if settings is None or settings == self._line[-1].settings:
             return
         made = self._keeper.open_pool(settings, self._seed)
         if made is None:

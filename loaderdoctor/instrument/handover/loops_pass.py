@@ -44,19 +44,20 @@ class LoopsPass:
 
     def next_batch(self, own: Any) -> Any:
         """The loop's next batch; `own` is torch's iterator where the loop holds one."""
-        batch = self._next(own)
+        taken = self._taken
+        batch = self._next(own) if taken is None else taken.next_batch(own)
         self.n_given += 1
         return batch
 
     def _next(self, own: Any) -> Any:
-        live, taken = self._live, self._taken
-        if taken is None and self._own is not None and live.wanted is not live.own:
-            taken = self._taken = live.take_over(own, self._own)
-        if taken is not None:
-            return taken.next_batch(own)
-        if self._own is None:
+        live, seen = self._live, self._own
+        if seen is None:
             return next(own)
-        return self._own.next_batch(own, live.saw)
+        if live.wanted is not live.own:
+            taken = self._taken = live.take_over(own, seen)
+            if taken is not None:
+                return taken.next_batch(own)
+        return seen.next_batch(own, live.saw)
 
     def close(self) -> None:
         """The loop has left it."""

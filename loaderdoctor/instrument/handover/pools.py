@@ -68,9 +68,13 @@ class _Indexes:
 
     def take(self) -> Any:
         """The next index. Raises StopIteration where there is none now."""
-        asked = self._to_prove.popleft() if self._to_prove else _Asked(index=self.source())
-        self.under_way.append(asked)
-        return asked.index
+        if self._to_prove:
+            asked = self._to_prove.popleft()
+            self.under_way.append(asked)
+            return asked.index
+        index = self.source()
+        self.under_way.append(_Asked(index, None))
+        return index
 
     def forget(self) -> None:
         """Drop what is under way: another pass begins."""
@@ -86,6 +90,8 @@ class _Indexes:
 class _InProcess(_IN_PROCESS):  # type: ignore[misc]  # Any: torch's, untyped
     """torch's iterator without workers, over indexes of ours."""
 
+    __next__ = _FETCH  # past our own hook, which would only hand it on
+
     def __init__(self, loader: DataLoader[Any], indexes: _Indexes) -> None:
         self._indexes = indexes
         super().__init__(loader)
@@ -96,6 +102,8 @@ class _InProcess(_IN_PROCESS):  # type: ignore[misc]  # Any: torch's, untyped
 
 class _Workers(_WORKERS):  # type: ignore[misc]  # Any: torch's, untyped
     """torch's iterator with workers, over indexes of ours, seeded as it is told."""
+
+    __next__ = _FETCH
 
     def __init__(self, loader: DataLoader[Any], indexes: _Indexes, seed: int) -> None:
         self._indexes = indexes
@@ -148,6 +156,7 @@ class Pool:
         self._indexes = _Indexes(samples)
         self._loader = stand_in(loader, settings)
         self._workers: _Workers | None = None
+        self._room = settings.queue_length  # indexes that its workers have room for
         opened(self._loader)
         if settings.num_workers:
             collate = WatchedCollate(loader.collate_fn)
@@ -184,29 +193,31 @@ class Pool:
         if self._workers is not None:
             self._workers.fill()
 
-    def next_batch(self) -> Any:
-        """The next batch. Raises StopIteration where no index is left.
+    def next_batch(self, own: Any = None) -> Any:
+        """The next batch; torch's `own` is not asked. StopIteration where no index is left.
 
         PoolUnfitError where a sample came out differently, TimeoutError where none comes, and
         whatever the dataset raises or torch does when a worker died: its index is under way still.
         """
+        workers, under_way, drew = self._workers, self._indexes.under_way, False
         while True:
-            if self._workers is not None:
-                self.fill()
-                if not self._indexes.under_way:
+            if workers is not None:
+                if len(workers._task_info) < self._room:
+                    workers.fill()
+                if not under_way:
                     raise StopIteration
-            batch = self._feed.next()
-            drew = False
-            if self._workers is not None:
-                batch, drew = batch
-            asked = self._indexes.under_way[0]
-            self.saw_draws = self.saw_draws or drew
-            if asked.expects is not None and digest(batch) != asked.expects:
+                batch, drew = self._feed.next()
+            else:
+                batch = self._feed.next()
+            expects = under_way[0].expects
+            if drew:
+                self.saw_draws = True
+            if expects is not None and digest(batch) != expects:
                 raise PoolUnfitError(DRAWS if self.saw_draws else DIFFERS)
             if drew and self._no_draws:
                 raise PoolUnfitError(DRAWS)
-            self._indexes.under_way.popleft()
-            if asked.expects is None:
+            under_way.popleft()
+            if expects is None:
                 return batch
 
     def skip_failed(self) -> None:
@@ -235,7 +246,9 @@ class OwnRest:
         self.n_under_way = n_batches
 
     def next_batch(self, own: Any) -> Any:
-        """The next of them. Raises what it would have raised; workers go after the last."""
+        """The next of them; workers go after the last. Raises what it would have raised."""
+        if not self.n_under_way:
+            raise StopIteration
         self.n_under_way -= 1
         batch = _FETCH(own)
         if not self.n_under_way:

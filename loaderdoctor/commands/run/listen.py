@@ -102,7 +102,8 @@ class _Listening:
         if now_s >= self._due_look_s:
             pids, cpu_s = self._job.worker_pids, time.thread_time()
             look = self._around.look(pids)
-            took_s = time.thread_time() - cpu_s
+            # Pages are walked as often as that costs little; the other looks don't wait for it.
+            took_s = time.thread_time() - cpu_s - self._around.walked_s
             self._due_look_s = now_s + max(LOOK_S, took_s / MAX_LOOK_SHARE)
             if look is not None:
                 self._look = look

@@ -45,6 +45,7 @@ class LookAround:
         self._worker_first: dict[int, int] = {}  # private bytes, when first seen
         self._memory_at_s = float("-inf")
         self._memory_took_s = 0.0
+        self.walked_s = 0.0  # of the last look: this process's time while the kernel walked pages
 
     def look(self, workers: Sequence[int] = ()) -> Surroundings | None:
         """Since the last call; None at the first, or where the run is gone.
@@ -148,7 +149,7 @@ class LookAround:
     def _memory(
         self, processes: Sequence[psutil.Process], workers: Sequence[int]
     ) -> tuple[int | None, int | None]:
-        now = time.monotonic()
+        self.walked_s, now = 0.0, time.monotonic()
         pause_s = max(MEMORY_EVERY_S, self._memory_took_s / MAX_MEMORY_SHARE)
         if now - self._memory_at_s < pause_s:
             return None, None
@@ -157,7 +158,8 @@ class LookAround:
         wanted = set(workers)
         of_workers = bytes_of([p for p in processes if p.pid in wanted], proc)
         rest = bytes_of([p for p in processes if p.pid not in wanted], proc)
-        self._memory_took_s = time.thread_time() - cpu_s  # on a busy machine the rest is waiting
+        # On a busy machine the rest is waiting.
+        self.walked_s = self._memory_took_s = time.thread_time() - cpu_s
         known = [n for n in (of_workers, rest) if n is not None]
         return of_workers, sum(known) if known else None
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
+from loaderdoctor.instrument.system import look_around
 from loaderdoctor.instrument.system.look_around import LookAround
 
 MB = 1_000_000
@@ -28,6 +30,29 @@ def worker(asked: Connection, inherited: bytearray) -> None:
             for at in range(0, len(inherited), 4096):
                 inherited[at] = 1
         asked.send(None)
+
+
+def test_walking_pages_is_told_apart_from_what_the_rest_of_a_look_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def walk(*_: object) -> int:
+        until = time.thread_time() + 0.05
+        while time.thread_time() < until:
+            pass
+        return 1000
+
+    monkeypatch.setattr(look_around, "bytes_of", walk)
+    look, began_s = LookAround(os.getpid()), time.thread_time()
+    looks = [look.look() for _ in range(2)]  # the first only begins
+    rest_s = time.thread_time() - began_s - look.walked_s
+    assert looks[1] is not None
+    assert looks[1].run_bytes == 2000
+    assert look.walked_s >= 0.1 > rest_s
+    again = look.look()  # too early for another walk, not for the rest
+    assert again is not None
+    assert again.run_bytes is None
+    assert again.run_private_bytes is not None
+    assert look.walked_s == 0.0
 
 
 def test_a_forked_worker_has_grown_by_what_it_keeps_and_not_by_what_it_copies() -> None:

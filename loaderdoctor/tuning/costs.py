@@ -14,6 +14,9 @@ MAX_LOST_SHARE = 0.02
 # A trial begins while this much of it would be left over: what it will cost is expected only, and
 # in simulated trainings it was up to 15 % more.
 PLANNED_SHARE = 0.8
+# One under way ends while so much would be left: to see that it loses takes some steps, and real
+# trainings lost up to 2.3 % without (docs/run.md).
+RUNNING_SHARE = 0.9
 # A worker that is spawned imports torch.
 SPAWNED_WORKER_MS = 3000.0
 
@@ -76,7 +79,7 @@ class Costs:
         `planned`: to something that has not begun.
         """
         allowed_ms = MAX_LOST_SHARE * (self.run_ms + n_more * best_ms)
-        return (PLANNED_SHARE if planned else 1.0) * allowed_ms - self.lost_ms
+        return (PLANNED_SHARE if planned else RUNNING_SHARE) * allowed_ms - self.lost_ms
 
     def opening_ms(self, settings: Settings, instead_of: Settings | None = None) -> float:
         """What going over takes; at an epoch's beginning, `instead_of` what starts there anyway."""

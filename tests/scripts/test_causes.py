@@ -8,6 +8,9 @@ import pytest
 
 from tests.scripts.running import CAUSES, diagnose
 
+# Nothing is asked of a hub, and no one is told that it runs.
+OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "DO_NOT_TRACK": "1"}
+
 pytestmark = [pytest.mark.scripts, pytest.mark.slow, pytest.mark.alone]
 
 
@@ -96,3 +99,38 @@ def test_workers_whose_shards_end_early_are_told(how: str, tmp_path: Path) -> No
 def test_a_stream_in_the_order_of_its_labels_is_told(how: str, tmp_path: Path) -> None:
     done = diagnose(CAUSES / "streams.py", how, cwd=tmp_path, options=["--no-verify"])
     assert ("shuffle-collapsed" in done.kinds) is (how == "stored"), done.summary
+
+
+@pytest.mark.parametrize("how", ["keeps", "keeps-few"])
+def test_workers_that_keep_what_they_made_are_told(how: str, tmp_path: Path) -> None:
+    done = diagnose(CAUSES / "memory.py", how, cwd=tmp_path, options=["--no-verify"])
+    assert ("worker-memory-grows" in done.kinds) is (how == "keeps"), done.summary
+    if how == "keeps":
+        assert "kept" in done.finding("worker-memory-grows").summary
+
+
+@pytest.mark.parametrize(
+    ("library", "how", "kind"),
+    [
+        ("webdataset", "whole", "samples-repeated"),
+        ("webdataset", "split", None),
+        ("datasets", "whole", "idle-workers"),
+        ("datasets", "split", None),
+        ("litdata", "split", None),
+        ("streaming", "split", None),
+    ],
+)
+def test_streams_of_libraries_are_known_and_only_what_lacks_is_told(
+    library: str, how: str, kind: str | None, tmp_path: Path
+) -> None:
+    pytest.importorskip(library)
+    args = (library, how)
+    done = diagnose(
+        CAUSES / "library_streams.py",
+        *args,
+        cwd=tmp_path,
+        options=["--no-verify"],
+        environment=OFFLINE,
+    )
+    told = {"samples-repeated", "idle-workers", "uneven-shards", "shuffle-collapsed"}
+    assert done.kinds & told == ({kind} if kind is not None else set()), done.summary

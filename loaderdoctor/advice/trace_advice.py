@@ -94,6 +94,7 @@ _FEWER_BYTES = _Change(
 _ANSWERS: Mapping[Kind, tuple[_Change, ...]] = {
     Kind.LOADER_IN_MAIN_PROCESS: (_WORKERS, _LESS_WORK),
     Kind.TOO_FEW_WORKERS: (_MORE_WORKERS, _LESS_WORK),
+    Kind.PIN_THREAD_BOUND: (_FEWER_BYTES,),
     Kind.WORKER_STARTUP_EACH_EPOCH: (_KEPT_WORKERS,),
     Kind.PAGEABLE_COPY: (_PINNED, _FEWER_BYTES),
     Kind.BLOCKING_COPY: (_NON_BLOCKING, _SIDE_STREAM),
@@ -134,6 +135,7 @@ def _only_workers_help(facts: Facts) -> bool:
 
 # Where workers set the pace, what is no cause of that gains nothing by itself.
 _OF_POOL = (None, Kind.TOO_FEW_WORKERS, Kind.ITERATOR_RECREATED)
+_MOVED = "Where moving the bytes holds the workers up, more of them gain nothing."
 
 
 def _afterwards(way: CodeAdvice) -> CodeAdvice:
@@ -143,9 +145,25 @@ def _afterwards(way: CodeAdvice) -> CodeAdvice:
 
 def _of(finding: Finding, facts: Facts) -> Iterator[CodeAdvice]:
     changes = _ANSWERS.get(finding.kind, ())
+    if finding.evidence.get("gb_per_s") is not None:
+        more = replace(_MORE_WORKERS, caution=f"{_MOVED} {_CPUS}")
+        pool = finding.kind is Kind.TOO_FEW_WORKERS
+        return _by_bytes(finding, (_FEWER_BYTES, more) if pool else changes, facts)
     if finding.evidence.get("in_bursts"):
         changes += (_ANY_ORDER,)
     return _ways(finding.kind, changes, (finding.share or 0.0) * (facts.step_ms or 0.0), facts)
+
+
+def _by_bytes(finding: Finding, changes: tuple[_Change, ...], facts: Facts) -> Iterator[CodeAdvice]:
+    """The first bounded by all that bytes may cost, those behind it by nothing that is known."""
+    copies = facts.trace.copies if facts.trace is not None else ()
+    moved_ms = sum(c.exposed_ms_per_step + c.idle_after_ms_per_step for c in copies)
+    waits_ms = (
+        (facts.trace.shares.input or 0.0) * facts.trace.wall_ms if facts.trace is not None else 0.0
+    )
+    for i, way in enumerate(_ways(finding.kind, changes, 0.0, facts)):
+        bound_ms = moved_ms + waits_ms if i == 0 else None
+        yield replace(way, bound_ms=bound_ms, predicted_from="trace" if i == 0 else None)
 
 
 # From pinned memory (`traces/`, H100); at best all of it.

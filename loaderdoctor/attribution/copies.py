@@ -75,6 +75,7 @@ def copy_facts(
         busy_ns = int(_length_ns(rows, counted).sum())
         blocked = rows.intervals(mine.held).intersect(clock.host_window)
         stream = compute_streams.get(kind.device)
+        idle = _idle_after(rows, mine, busy).intersect(host)
         facts.append(
             CopyFacts(
                 source=_SOURCES[kind.source],
@@ -86,8 +87,9 @@ def copy_facts(
                 host_blocked_ms_per_step=clock.ms_per_step(blocked.total_ns),
                 same_stream_as_compute=kind.stream == stream if stream is not None else None,
                 median_bytes=float(np.median(n_bytes)) if n_bytes.size else 0.0,
-                idle_after_ms_per_step=clock.ms_per_step(
-                    _idle_after(rows, mine, busy).intersect(host).total_ns
+                idle_after_ms_per_step=clock.ms_per_step(idle.total_ns),
+                silent_after_ms_per_step=clock.ms_per_step(
+                    idle.intersect(_silences(rows, mine)).total_ns
                 ),
                 unwaited_ms_per_step=clock.ms_per_step(
                     exposed.intersect(_unwaited(rows, mine, stream)).total_ns
@@ -119,6 +121,27 @@ def _idle_after(rows: Rows, copies: CopyRows, busy: Intervals) -> Intervals:
     next_kernel = np.append(busy.starts, _NEVER)[np.searchsorted(busy.ends, ends, side="right")]
     found = next_kernel < _NEVER
     return Intervals.of(ends[found], np.maximum(next_kernel, ends)[found])
+
+
+# Between two ops lie tens of microseconds of Python (see `facts.host_work`).
+MIN_SILENCE_NS = 1_000_000
+
+
+def _silences(rows: Rows, copies: CopyRows) -> Intervals:
+    """From the outermost op that made such a copy to the training thread's next op or call."""
+    spans = rows.spans
+    mine = rows.on_training_thread() & np.isin(spans.category, (Category.CPU_OP, Category.RUNTIME))
+    index = np.flatnonzero(mine)
+    index = index[outermost(spans.start_ns[index], spans.end_ns[index])]
+    calls = copies.call[copies.call != ABSENT]
+    calls = calls[spans.thread[calls] == rows.training_thread]
+    if index.size < 2 or calls.size == 0:
+        return EMPTY
+    at = np.unique(np.searchsorted(spans.start_ns[index], spans.start_ns[calls], side="right") - 1)
+    at = at[(at >= 0) & (at < index.size - 1)]
+    ends, starts = spans.end_ns[index[at]], spans.start_ns[index[at + 1]]
+    long = starts - ends >= MIN_SILENCE_NS
+    return Intervals.of(ends[long], starts[long])
 
 
 def _unwaited(rows: Rows, copies: CopyRows, stream: int | None) -> Intervals:

@@ -14,7 +14,7 @@ from loaderdoctor.facts.shares import (
     VerdictSeverity,
     shown_severity,
 )
-from loaderdoctor.facts.trace import TraceFacts, only_workers_help
+from loaderdoctor.facts.trace import TraceFacts, only_workers_help, silent_behind_copies_ms
 from loaderdoctor.facts.whole import Facts
 
 # Fewer steps say nothing about a mean whose noise is a few percent.
@@ -52,6 +52,8 @@ def judge_trace(trace: TraceFacts) -> tuple[Bound, VerdictSeverity]:
     if trace.n_steps and paced and waits >= HIGH_SHARE:
         return "input", shown_severity(waits, low.get("input"))
     bound, severity = verdict_from_shares(shares, low, enough_steps=trace.n_steps > 0)
+    if bound == "host" and silent_behind_copies_ms(trace):
+        return "input", "uncertain"  # if it is the thread that pins which holds the loop up
     if bound == "copy" and trace.shared_gpu:  # it may have waited for the GPU's turn
         return bound, "uncertain"
     if bound == "compute" and severity == "none" and idle_is_recordings(trace, shares):

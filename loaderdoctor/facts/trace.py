@@ -47,6 +47,9 @@ class CopyFacts:
     # Accelerator idle, in `host`, from a call's or sync's end to the next kernel, where it was busy
     # when the call began: the host had run ahead, and this copy ended that.
     idle_after_ms_per_step: float = 0.0
+    # Of that, what lies between the op that copied and the training thread's next op or call, where
+    # this takes long: nothing is recorded there, be it Python or a wait for the interpreter.
+    silent_after_ms_per_step: float = 0.0
     # Of the exposed time, what nothing waited for: the next kernel had not been launched yet.
     unwaited_ms_per_step: float = 0.0
     # Exposed host time within the outermost ops that issue them, beside the calls: what each takes.
@@ -270,14 +273,56 @@ def small_copies(trace: TraceFacts) -> tuple[CopyFacts, ...]:
     return small if sum(c.n_per_step for c in small) >= MIN_SMALL_COPIES else ()
 
 
+# Batches from worker processes are written three times before they are copied to the device: as
+# samples, into shared memory, and by the one thread that pins them. A loop on an H100 that gets
+# 2.1 GB/s so need not wait; on an H200's host (6 CPUs, 12 workers) one was held at 3.2 and one at
+# 1.9 GB/s. Loops that wait for slow samples get 0.02 to 0.8. From here on bytes may be what counts.
+MANY_GB_PER_S = 1.2
+# Silence behind copies that makes so much of the step, and of what the accelerator idles there.
+MIN_SILENT_SHARE = 0.1
+MIN_SILENT_PART = 0.5
+
+
+def moved_gb_per_s(trace: TraceFacts) -> float | None:
+    """What worker processes hand over and a thread pins, where that is much; None: it is not."""
+    if trace.fetching.kind not in ("multi-process", "mixed") or trace.wall_ms <= 0:
+        return None
+    n_bytes = sum(c.bytes_per_step for c in trace.copies if c.source == "pinned")
+    gb_per_s = n_bytes / trace.wall_ms / 1e6
+    return gb_per_s if gb_per_s >= MANY_GB_PER_S else None
+
+
+def silent_behind_copies_ms(trace: TraceFacts) -> float:
+    """Silence of the training thread behind blocking copies, ms a step, that pinning may explain.
+
+    0 where few bytes are pinned, where it is short, or where stacks were recorded and tell it.
+    Fooled by: the loop's own Python between the copies of one batch.
+    """
+    profiler = trace.host.profiler
+    if moved_gb_per_s(trace) is None or (profiler is not None and profiler.has_stacks):
+        return 0.0
+    silent_ms = sum(c.silent_after_ms_per_step for c in trace.copies)
+    idle_ms = sum(c.idle_after_ms_per_step for c in trace.copies)
+    much = max(MIN_SILENT_SHARE * trace.wall_ms, MIN_SILENT_PART * idle_ms)
+    return silent_ms if silent_ms >= much else 0.0
+
+
+def lead_lost_ms(trace: TraceFacts) -> float:
+    """Idle time, ms a step, that blocking copies leave by waiting for all the work before them.
+
+    Not what the training thread then stands still for: it would without the copy.
+    """
+    idle_ms = sum(c.idle_after_ms_per_step for c in trace.copies)
+    return max(0.0, idle_ms - silent_behind_copies_ms(trace))
+
+
 def copy_calls_ms(trace: TraceFacts) -> float:
     """Exposed host time, ms a step, that copies cause.
 
-    Idle time of the accelerator behind those that waited for all the work before them, and what
-    the ops take that issue many small ones.
+    Idle time of the accelerator behind those that waited for all the work before them, but for
+    silence that is none of theirs, and what the ops take that issue many small ones.
     """
-    idle_ms = sum(c.idle_after_ms_per_step for c in trace.copies)
-    return idle_ms + sum(c.op_host_ms_per_step for c in small_copies(trace))
+    return lead_lost_ms(trace) + sum(c.op_host_ms_per_step for c in small_copies(trace))
 
 
 def in_bursts(waits_ms: tuple[float, ...]) -> bool:

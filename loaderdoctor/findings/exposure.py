@@ -20,7 +20,8 @@ from loaderdoctor.facts.shares import (
     VerdictSeverity,
     shown_severity,
 )
-from loaderdoctor.facts.trace import CopyFacts
+from loaderdoctor.facts.trace import CopyFacts, silent_behind_copies_ms
+from loaderdoctor.facts.trace import lead_lost_ms as lead_lost_of
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.model import Severity
 from loaderdoctor.instrument.wire.records import LoaderRecord
@@ -137,11 +138,13 @@ def copies_from(facts: Facts, source: str) -> tuple[CopyFacts, ...]:
 def explained_by(facts: Facts, cost: Cost, copies: Iterable[CopyFacts]) -> Cost:
     """The part of the copy cost that these copies pay, as the trace divides it among all."""
     alone = trace_alone(facts)
+    silent = alone and facts.trace is not None and silent_behind_copies_ms(facts.trace) > 0
 
     def ms(copies: Iterable[CopyFacts]) -> float:
         return sum(
             c.exposed_ms_per_step
             + (c.idle_after_ms_per_step - c.unwaited_ms_per_step if alone else 0.0)
+            - (c.silent_after_ms_per_step if silent else 0.0)
             for c in copies
         )
 
@@ -228,8 +231,7 @@ def trace_alone(facts: Facts) -> bool:
 
 def lead_lost_ms(facts: Facts) -> float:
     """Idle time, ms a step, that blocking copies leave by waiting for all the work before them."""
-    copies = facts.trace.copies if facts.trace is not None else ()
-    return sum(c.idle_after_ms_per_step for c in copies)
+    return lead_lost_of(facts.trace) if facts.trace is not None else 0.0
 
 
 def unwaited_ms(facts: Facts) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from loaderdoctor.advice.trace_advice import trace_advice
@@ -27,6 +29,32 @@ def test_a_pool_that_is_too_slow_gets_more_workers_or_less_work() -> None:
     assert second == "Do less for each batch"
     bursts = titles(changed(WAITING, waits_ms=(18.0, 0.0, 0.0) * 6))
     assert bursts[0] == first and bursts[2].startswith("Take batches as they are ready")
+
+
+def test_where_many_bytes_are_moved_fewer_of_them_come_first() -> None:
+    moved = copy_facts(bytes_per_step=24e6, median_bytes=24e6, exposed_ms_per_step=0.5)
+    seen = changed(WAITING, copies=(moved,))
+    facts = facts_of_trace(seen)
+    first, second = trace_advice(facts, find(facts), judge_trace(seen)[0])
+    assert first.title == "Send uint8 and normalise on the device"
+    assert first.bound_ms == pytest.approx(6.5)  # all the waiting, and the copy
+    assert second.title == "Give the loader more workers" and second.bound_ms is None
+    assert "more of them gain nothing" in (second.caution or "")
+    light = changed(WAITING, copies=(copy_facts(bytes_per_step=8e6, median_bytes=8e6),))
+    assert titles(light)[0] == "Give the loader more workers"
+
+
+def test_silence_behind_copies_is_neither_copying_nor_the_loops_own_for_sure() -> None:
+    still = copy_facts(
+        bytes_per_step=24e6, median_bytes=24e6, exposed_ms_per_step=0.5,
+        host_blocked_ms_per_step=0.5, idle_after_ms_per_step=3.2, silent_after_ms_per_step=3.0,
+    )  # fmt: skip
+    seen = trace(shares=shares(copy=0.05, host=0.32), host_exposed_ms=3.2, copies=(still,))
+    assert judge_trace(seen) == ("input", "uncertain")
+    assert titles(seen)[0] == "Send uint8 and normalise on the device"
+    waits = changed(seen, copies=(replace(still, silent_after_ms_per_step=0.0),))
+    assert judge_trace(waits)[0] == "copy"
+    assert titles(waits)[0] == "Copy the batches without waiting"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from loaderdoctor import format as fmt
 from loaderdoctor.facts.shares import MODERATE_SHARE
+from loaderdoctor.facts.trace import moved_gb_per_s, silent_behind_copies_ms
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.capacity import (
     batch_ms,
@@ -12,9 +13,15 @@ from loaderdoctor.findings.capacity import (
     pool_falls_short_ms,
     rest_ms,
 )
-from loaderdoctor.findings.exposure import in_background, input_cost, loader_id, num_workers
+from loaderdoctor.findings.exposure import (
+    in_background,
+    input_cost,
+    loader_id,
+    num_workers,
+    trace_alone,
+)
 from loaderdoctor.findings.input_parts import contention_cost
-from loaderdoctor.findings.model import Finding, Kind, Prediction
+from loaderdoctor.findings.model import Finding, Kind, Prediction, Severity
 from loaderdoctor.findings.rules.saturated import no_more_workers
 
 # In one measured case the loop waited 0.2 ms a step and removing the loader gained 2.1 of 5.4 ms:
@@ -139,9 +146,14 @@ def pin_thread_bound(facts: Facts) -> Finding | None:
 
     Decides on: busy share of the pin-memory thread, its time per batch against the rest of the
     step, and exposed input time.
+    Of a trace alone, which has nothing of that thread: how much it pins, and that the training
+    thread stands still behind its copies; a suspicion.
     Abstains: no pin thread recorded.
     Fooled by: a thread that waits for the GIL while it pins; its time then falls with the loop's.
+    Of a trace, by the loop's own Python between the copies of one batch.
     """
+    if facts.workers is None and trace_alone(facts):
+        return _pinning_of_trace(facts)
     workers, cost, rest = facts.workers, input_cost(facts), rest_ms(facts)
     if workers is None or cost is None or rest is None or workers.pin_ms is None:
         return None
@@ -172,6 +184,33 @@ def pin_thread_bound(facts: Facts) -> Finding | None:
         },
         advice="Send uint8 instead of float32, merge small tensors of a batch into one, or return "
         "batches that need no pinning.",
+    )
+
+
+def _pinning_of_trace(facts: Facts) -> Finding | None:
+    trace = facts.trace
+    silent_ms = silent_behind_copies_ms(trace) if trace is not None else 0.0
+    if trace is None or not silent_ms:
+        return None
+    gb_per_s, n_bytes = moved_gb_per_s(trace), sum(c.bytes_per_step for c in trace.copies)
+    return Finding(
+        kind=Kind.PIN_THREAD_BOUND,
+        severity=Severity.UNCERTAIN,
+        share=silent_ms / trace.wall_ms,
+        loader=None,
+        summary=(
+            f"The training thread stands still for {fmt.ms(silent_ms)} of {fmt.ms(trace.wall_ms)} "
+            "a step behind the copies of its batch, and nothing is recorded there: Python of its "
+            "own, or a wait for the interpreter, which the thread that pins batches holds at times "
+            f"({fmt.n_bytes(n_bytes)} a step, {gb_per_s:.1f} GB/s)."
+        ),
+        evidence={
+            "silent_ms_per_step": silent_ms,
+            "step_ms": trace.wall_ms,
+            "bytes_per_step": n_bytes,
+            "gb_per_s": gb_per_s,
+        },
+        advice="Send fewer bytes: uint8, normalised on the device.",
     )
 
 

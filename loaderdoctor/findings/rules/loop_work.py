@@ -6,6 +6,7 @@ from loaderdoctor import format as fmt
 from loaderdoctor.facts.host_work import work_between
 from loaderdoctor.facts.loop_lines import WAITS, LoopLineFacts, LoopPlace
 from loaderdoctor.facts.shares import MODERATE_SHARE
+from loaderdoctor.facts.trace import silent_behind_copies_ms
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.exposure import has_accelerator, host_share, severity
 from loaderdoctor.findings.loop_words import (
@@ -163,7 +164,8 @@ def _by_trace(facts: Facts) -> Finding | None:
     work_ms, hotspot = work_between(trace)
     if trace is None or share is None or hotspot is None:
         return None
-    hotspot_share = min(share, work_ms / trace.wall_ms)
+    # Silence behind copies that pinning may explain is not called the loop's own.
+    hotspot_share = min(share, (work_ms - silent_behind_copies_ms(trace)) / trace.wall_ms)
     if hotspot_share < MODERATE_SHARE:
         return None
     step_ms = facts.step_ms or trace.wall_ms

@@ -6,7 +6,12 @@ import math
 
 from loaderdoctor import format as fmt
 from loaderdoctor.facts.shares import MODERATE_SHARE
-from loaderdoctor.facts.trace import BURST_PART, in_bursts, workers_set_the_pace
+from loaderdoctor.facts.trace import (
+    BURST_PART,
+    in_bursts,
+    moved_gb_per_s,
+    workers_set_the_pace,
+)
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.facts.workers import EdgeFacts
 from loaderdoctor.findings.bounds import pool_ms
@@ -152,6 +157,15 @@ def _pool_of_trace(facts: Facts) -> Finding | None:
             f" {fmt.share(part)} of the waiting is in {len(longest)} of {len(waits)} fetches: "
             "workers finish together, or some samples take far longer than others."
         )
+    gb_per_s = moved_gb_per_s(trace)
+    moved = ""
+    if gb_per_s is not None:
+        n_bytes = sum(c.bytes_per_step for c in trace.copies)
+        moved = (
+            f" {fmt.n_bytes(n_bytes)} a step, {gb_per_s:.1f} GB/s, pass through shared memory and "
+            "through the one thread that pins them: that may be all that they wait for, and more "
+            "workers do not make it faster."
+        )
     return Finding(
         kind=Kind.TOO_FEW_WORKERS,
         severity=waiting.severity,
@@ -159,7 +173,7 @@ def _pool_of_trace(facts: Facts) -> Finding | None:
         loader=None,
         summary=(
             "Worker processes make the batches, and are too few or too slow for the step: the loop "
-            f"waits {waiting.of_step}.{bursts}"
+            f"waits {waiting.of_step}.{bursts}{moved}"
         ),
         evidence={
             "input_ms_per_step": waiting.ms,
@@ -167,8 +181,11 @@ def _pool_of_trace(facts: Facts) -> Finding | None:
             "rest_of_step_ms": cost.step_ms - cost.ms,
             "longest_wait_ms": waits[0] if waits else None,
             "in_bursts": uneven,
+            "gb_per_s": gb_per_s,
         },
-        advice="More workers as long as CPUs are left for them; else less work for each batch.",
+        advice="More workers as long as CPUs are left for them; else less work for each batch."
+        if gb_per_s is None
+        else "Send fewer bytes: uint8, normalised on the device.",
         predictions=(
             Prediction(
                 sentence="Workers that keep up would bring the step to "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from loaderdoctor import format as fmt
 from loaderdoctor.facts.shares import MODERATE_SHARE, Bound, VerdictSeverity
@@ -10,6 +10,7 @@ from loaderdoctor.facts.trace import TraceFacts
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.capacity import all_batches_ms, all_receiving_ms, rest_ms
 from loaderdoctor.findings.exposure import num_workers, trace_alone
+from loaderdoctor.findings.model import Finding, Kind
 
 
 def no_cause(bound: Bound, facts: Facts) -> str:
@@ -58,6 +59,15 @@ def _of_copies(facts: Facts) -> str:
         f"{fmt.n_bytes(round(n_bytes))} together keep the device's copy engine busy for "
         f"{fmt.ms(busy_ms)}."
     )
+
+
+def stands_still(facts: Facts, findings: Iterable[Finding]) -> str | None:
+    """Instead of a part that may be nothing: silence that a thread of the loader may explain."""
+    held = next((f for f in findings if f.kind is Kind.PIN_THREAD_BOUND), None)
+    if held is None or not trace_alone(facts):
+        return None
+    computes = f"Computing takes {fmt.share(facts.share('compute'))} of the step."
+    return f"{computes} {held.summary} `loaderdoctor diagnose train.py` tells which it is."
 
 
 def caveats(bound: Bound, severity: VerdictSeverity, facts: Facts) -> str:

@@ -15,7 +15,7 @@ from loaderdoctor.findings.input_parts import cost_beyond_wait, mapping_cost
 from loaderdoctor.findings.model import Finding, Kind, Severity
 from loaderdoctor.report import model
 from loaderdoctor.report.model import Recommendation, Report
-from loaderdoctor.report.words.caveats import caveats, no_cause
+from loaderdoctor.report.words.caveats import caveats, no_cause, stands_still
 from loaderdoctor.report.words.changes import MEASURED, Change, changes_of
 from loaderdoctor.report.words.outside import outside_cost, outside_sentence
 from loaderdoctor.report.words.verdict import NEW_SHAPES, uncertain_sentence
@@ -140,6 +140,8 @@ def _sentence(
         change = next(iter(changes_of(recommendations)), None)
         if change is not None and change.measured_ms is not None:  # shown to help all the same
             unsettled = _first_change(step_ms, change)
+        if (silent := stands_still(facts, findings)) is not None:
+            return silent
         return f"{_threads(findings)}{uncertain_sentence(bound, facts, step_ms, unsettled)}"
     cost = _cost(bound, facts, step_ms)
     threads = _threads(findings)  # say what they cost themselves

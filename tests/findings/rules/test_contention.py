@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from loaderdoctor.attribution.combine import facts_of_trace
+from loaderdoctor.facts.trace import ProfilerFacts
 from loaderdoctor.findings.model import Severity
 from loaderdoctor.findings.rules.contention import (
     gil_contention,
@@ -16,9 +18,28 @@ from loaderdoctor.findings.rules.overhead import overhead_bound_loader
 from loaderdoctor.findings.rules.page_faults import batch_page_faults
 from loaderdoctor.findings.rules.saturated import cpu_saturated_workers
 from loaderdoctor.instrument.wire.records import LoaderRecord
-from tests.findings.builders import healthy, loader, machine, step, with_exposed, workers
+from tests.findings.builders import (
+    copy_facts,
+    healthy,
+    loader,
+    machine,
+    shares,
+    step,
+    trace,
+    with_exposed,
+    workers,
+)
 from tests.findings.case import Case, fires, stays_silent
 from tests.findings.input_facts import LOW, UNSEEN, with_pages
+from tests.trace_facts import changed
+
+STILL = copy_facts(bytes_per_step=24e6, idle_after_ms_per_step=3.2, silent_after_ms_per_step=3.0)
+FEW_BYTES = replace(STILL, bytes_per_step=2e6)
+LAUNCHING = replace(STILL, silent_after_ms_per_step=1.1)
+SILENT = trace(wall_ms=10.0, shares=shares(host=0.35), host_exposed_ms=3.5, copies=(STILL,))
+WITH_STACKS = ProfilerFacts(
+    n_ops=100.0, n_frames=400.0, n_memory_events=0.0, least_ms=0.1, likely_ms=0.2, most_ms=0.3
+)
 
 CASES = (
     Case(
@@ -86,6 +107,27 @@ CASES = (
             LOW: healthy(workers=workers(pin_ms=9.5, pin_busy_share=0.97)),
         },
         missing={"pin thread": with_exposed(input_=0.6, workers=workers(pin_ms=None))},
+    ),
+    Case(
+        rule=pin_thread_bound,
+        ill=facts_of_trace(SILENT),
+        share=0.3,
+        severity=Severity.UNCERTAIN,
+        evidence={"silent_ms_per_step": 3.0, "bytes_per_step": 24e6, "gb_per_s": 2.4},
+        says=(
+            "stands still for 3.00 ms of 10.0 ms a step",
+            "Python of its own, or a wait",
+            "2.4 GB/s",
+        ),
+        silent={
+            "few bytes": facts_of_trace(changed(SILENT, copies=(FEW_BYTES,))),
+            "no worker processes": facts_of_trace(changed(SILENT, fetch_kind="single-process")),
+            "most of it launching": facts_of_trace(changed(SILENT, copies=(LAUNCHING,))),
+            "stacks, which tell it": facts_of_trace(
+                replace(SILENT, host=replace(SILENT.host, profiler=WITH_STACKS))
+            ),
+        },
+        missing={"copies": facts_of_trace(changed(SILENT, copies=()))},
     ),
 )
 

@@ -33,6 +33,7 @@ from loaderdoctor.instrument.session.ranks import place, process_group
 from loaderdoctor.instrument.session.script_files import script_of
 from loaderdoctor.instrument.session.session import Session
 from loaderdoctor.instrument.session.stopping import StopTraining, exit_after_grace, exit_now
+from loaderdoctor.instrument.system.machine import note_started_ranks
 from loaderdoctor.instrument.system.processes import die_with_parent
 from loaderdoctor.instrument.wire.channel import (
     CHANNEL_VARIABLE,
@@ -295,6 +296,8 @@ class RankLink:
         if alone and not (isinstance(message, Observed) and message.trains):
             return
         rank, n_ranks = where or (0, 1)
+        if n_ranks > 1:  # those of other machines are not known from here; spawn tells its own
+            note_started_ranks(self._spawned_as[1] if self._spawned_as else n_ranks)
         try:
             channel = Channel.open(self.launch_config)
         except (OSError, EOFError):

@@ -86,10 +86,23 @@ def usable_cpus(root: Path = ROOT) -> float:
     return allowed if quota is None else min(allowed, quota)
 
 
+_started: list[int] = []  # how many ranks the script started itself; empty: not known to be any
+
+
+def note_started_ranks(n_ranks: int) -> None:
+    """In a rank: its script started so many on this machine, without a launcher that says so."""
+    _started[:] = [n_ranks]
+
+
 def local_ranks() -> int | None:
-    """Ranks of this job on this machine, as a launcher such as torchrun says; None without one."""
+    """Ranks of this job on this machine; None where neither launcher nor script started several.
+
+    A launcher such as torchrun says it, else what started them (`note_started_ranks`).
+    """
     said = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return int(said) if said.isdigit() and int(said) else None
+    if said.isdigit() and int(said):
+        return int(said)
+    return _started[0] if _started else None
 
 
 def affinity_cpus() -> int | None:

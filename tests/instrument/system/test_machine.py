@@ -180,3 +180,15 @@ def test_this_machine_can_be_described() -> None:
     here = machine.look()
     assert 0 < here.usable_cpus <= (here.logical_cpus or 1)
     assert 0 <= here.memory_available_bytes <= here.memory_total_bytes
+
+
+def test_ranks_of_this_machine_are_those_of_the_launcher_else_of_the_script(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    monkeypatch.setattr(machine, "_started", [])
+    assert machine.local_ranks() is None
+    machine.note_started_ranks(2)
+    assert machine.local_ranks() == 2
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert machine.local_ranks() == 4

@@ -64,6 +64,7 @@ def test_a_warning_is_wrapped_between_words_in_a_terminal() -> None:
 
 
 # Where the first advice lacks a figure that holds at the budget's end (`first_advice`).
+FOREIGN = re.compile(r"\[[A-Z]\d{4} |[A-Z]+:\d{4}-\d\d-\d\d ")  # torch's logs, on the same terminal
 LONGER = r"first advice (?:is still a prediction|brings is known)"
 
 
@@ -91,10 +92,7 @@ def test_diagnose_tells_every_stage_in_a_real_terminal(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "loaderdoctor", "diagnose", "--budget", "20", str(script)]
     with subprocess.Popen(
         command, cwd=tmp_path, stdin=theirs, stdout=subprocess.DEVNULL, stderr=theirs,
-        env={
-            **os.environ, "COLUMNS": "80", "TERM": "xterm",
-            "PYTHONWARNINGS": "ignore", "TORCH_CPP_LOG_LEVEL": "ERROR", "KINETO_LOG_LEVEL": "5",
-        },  # what torch writes there of the machine is as long as it likes
+        env={**os.environ, "COLUMNS": "80", "TERM": "xterm", "PYTHONWARNINGS": "ignore"},
     ) as process:  # fmt: skip
         os.close(theirs)
         said = read_to_end(ours)
@@ -119,7 +117,7 @@ def test_diagnose_tells_every_stage_in_a_real_terminal(tmp_path: Path) -> None:
         assert left == sorted(left, reverse=True)
     first = re.findall(r"about (\d+) s left", re.split(LONGER, text)[0])
     assert len(first) >= 3 and int(first[0]) <= 20
-    assert [x for x in text.splitlines() if len(x) > 80] == []
+    assert [x for x in text.splitlines() if len(x) > 80 and not FOREIGN.match(x)] == []
 
 
 class Terminal(io.StringIO):

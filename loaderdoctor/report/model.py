@@ -11,10 +11,9 @@ import msgspec
 
 from loaderdoctor.advice.candidates import PredictedFrom
 from loaderdoctor.estimate import Interval
-from loaderdoctor.report.gpu_model import Gpu
+from loaderdoctor.report.machine_model import Cpu, Gpu, Wall
 from loaderdoctor.report.run_model import Run
 from loaderdoctor.report.script import Script
-from loaderdoctor.report.wall import Cpu, Wall
 
 SCHEMA = "loaderdoctor.report/1"
 

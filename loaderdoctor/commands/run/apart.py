@@ -12,9 +12,8 @@ from pathlib import Path
 import msgspec
 
 from loaderdoctor.commands.run.listen import listen
-from loaderdoctor.commands.run.listen_options import ListenOptions
 from loaderdoctor.commands.run.run_files import RECORDED
-from loaderdoctor.commands.run.start import config_of
+from loaderdoctor.commands.run.start import ListenOptions, config_of
 from loaderdoctor.instrument.command.launch_config import Target
 from loaderdoctor.instrument.command.listener import ConnectionListener
 

@@ -20,9 +20,9 @@ import msgspec
 from loaderdoctor.commands.diagnose.launch import several_machines
 from loaderdoctor.commands.output import STDOUT, check_json_target, share_rules
 from loaderdoctor.commands.run.listen import listen
-from loaderdoctor.commands.run.listen_options import ListenOptions
 from loaderdoctor.commands.run.run_files import RECORDED
 from loaderdoctor.commands.run.start import (
+    ListenOptions,
     become,
     become_torchrun,
     check_system,

@@ -168,7 +168,7 @@ class monitor:  # noqa: N801 - a context manager, called like a function
     ) -> tuple[LaunchConfig, Channel] | None:
         """Start the process that listens; None where it can't be had, which is said."""
         from loaderdoctor.commands.run.apart import Apart
-        from loaderdoctor.commands.run.listen_options import ListenOptions
+        from loaderdoctor.commands.run.start import ListenOptions
 
         sums = Path(tempfile.mkdtemp(prefix="loaderdoctor-"))
         apart = Apart(

@@ -16,8 +16,8 @@ import msgspec
 
 from loaderdoctor.advice.writing import written
 from loaderdoctor.commands.output import deliver, exit_code, share_rules, write_run
-from loaderdoctor.commands.run.listen_options import ListenOptions, unjudged
 from loaderdoctor.commands.run.run_files import RECORDED
+from loaderdoctor.commands.run.start import ListenOptions, unjudged
 from loaderdoctor.diagnosis.run import Diagnosis, DiagnosisOptions
 from loaderdoctor.errors import RunError
 from loaderdoctor.estimate import Estimate

@@ -18,7 +18,7 @@ from typing import Literal, NoReturn
 
 import msgspec
 
-from loaderdoctor.errors import RunError, UsageError
+from loaderdoctor.errors import EXIT_RUN_FAILED, RunError, UsageError
 from loaderdoctor.instrument.command.launch_config import PROFILER_DEFAULTS, Target
 from loaderdoctor.instrument.command.listener import ConnectionListener
 from loaderdoctor.instrument.command.measuring_process import bootstrap
@@ -135,3 +135,26 @@ def _become(words: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os.execve(sys.executable, [sys.executable, *flags, *words], dict(environment))
+
+
+class ListenOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one run."""
+
+    label: str
+    folder: Path
+    made: tuple[Path, ...]  # for it, innermost first: gone again where nothing is to tell
+    sums: Path  # where workers keep theirs
+    fail_on: tuple[str, ...]
+    json_target: str | None
+    verbose: bool
+    metrics_file: Path | None
+    began_s: float
+    shown: bool = True  # False: the process that is recorded shows lines and report itself
+
+
+def unjudged(options: ListenOptions) -> int:
+    """The command's exit code where there is no report: with `--fail-on` no success, and said."""
+    if not options.fail_on:
+        return 0
+    sys.stderr.write("loaderdoctor: --fail-on was not judged: there is no report of this run.\n")
+    return EXIT_RUN_FAILED

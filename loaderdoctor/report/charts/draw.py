@@ -33,7 +33,7 @@ from loaderdoctor.report.charts.subjects import (
     Stacked,
     Subject,
 )
-from loaderdoctor.report.gpu_model import GpuBusy
+from loaderdoctor.report.machine_model import GpuBusy
 
 _DPI = 144  # of a PNG: two of its pixels for one of the page
 _TITLE, _LEGEND = 30, 22  # heights above the chart, in pixels of the page

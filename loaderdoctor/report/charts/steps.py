@@ -17,7 +17,7 @@ from matplotlib.ticker import (
 from loaderdoctor.facts.pictures import SampleTimes, StepTimeline, WaitSeries
 from loaderdoctor.report.charts.sheet import Line, Rectangle, Sheet, labelled_rows
 from loaderdoctor.report.charts.subjects import RunLine
-from loaderdoctor.report.gpu_model import GpuBusy
+from loaderdoctor.report.machine_model import GpuBusy
 
 # Steps of opacity for spans that stand for several: finer ones can't be told apart.
 _SHADES = 8

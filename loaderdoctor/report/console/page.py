@@ -39,7 +39,7 @@ from loaderdoctor.report.console.tables import (
     machines_table,
     whole_run,
 )
-from loaderdoctor.report.gpu_model import Gpu
+from loaderdoctor.report.machine_model import Gpu
 from loaderdoctor.report.model import MemoryHistory, Report, Workers
 from loaderdoctor.report.words import gpu as gpu_words
 from loaderdoctor.report.words.first_screen import listed, other_loader_sentences

@@ -27,9 +27,9 @@ from loaderdoctor.report.charts.subjects import (
     time_note,
     workers_by_prefetch,
 )
-from loaderdoctor.report.gpu_model import GpuBusy
 from loaderdoctor.report.html.chart import Chart, Table, drawn
 from loaderdoctor.report.html.timelines import TracedSteps, before_after, drawn_alike, timeline
+from loaderdoctor.report.machine_model import GpuBusy
 from loaderdoctor.report.model import Report
 from loaderdoctor.report.run_model import Run
 from loaderdoctor.report.words import run as run_words

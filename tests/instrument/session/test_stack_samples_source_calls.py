@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from loaderdoctor.instrument.session.source_calls import called_at, source_line
+from loaderdoctor.instrument.session.stack_samples import called_at, source_line
 
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="code knows no columns")
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts.loop import AblationFacts, CpuFacts, StepFacts
+from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.trace import TraceFacts
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.facts.workers import WorkerFacts
@@ -170,6 +171,7 @@ def waits_without_neighbours(step: StepFacts | None, usable_cpus: float | None) 
         step,
         input_ms=max(0.0, step.input_ms - theirs * step.queued_ms),
         input_low_ms=max(0.0, step.input_ms - step.queued_ms),
+        neighbours_ms=min(step.input_ms, theirs * step.queued_ms),
     )
 
 
@@ -241,11 +243,13 @@ def _busy_machine(facts: Facts) -> str | None:
 
 def _of_neighbours(facts: Facts) -> str:
     """What of the waits is theirs, where that could be told apart."""
-    theirs_ms = facts.ablation.neighbours_ms if facts.ablation is not None else None
-    if theirs_ms is None:
+    told = (facts.ablation.neighbours_ms if facts.ablation is not None else None) or (
+        facts.step.neighbours_ms if facts.step is not None else None
+    )
+    if told is None or told < MODERATE_SHARE * (facts.step_ms or 0.0):
         return ""
     return (
-        f" Of what the loop waits for its batches, {theirs_ms:.1f} ms a step is waiting for a CPU "
+        f" Of what the loop waits for its batches, {told:.1f} ms a step is waiting for a CPU "
         "that they have. That is not counted as input."
     )
 

@@ -87,6 +87,7 @@ class StepFacts:
     input_ms: float | None = None
     queued_ms: float | None = None  # of it, the thread stood ready and no CPU was free
     input_low_ms: float | None = None  # so much of it is the loader's at least; None: all of it
+    neighbours_ms: float | None = None  # what was taken out of it
     windows_ms: tuple[float, ...] = ()  # mean step within the epoch, of each window in order
     most_iterators_of: str | None = None  # that loader: LoaderRecord.id
     rebuilt: frozenset[str] = frozenset()  # loaders of the step that are built anew for each epoch

@@ -215,6 +215,9 @@ def test_a_run_without_an_ablation_leaves_late_wake_ups_out_too() -> None:
     shared = waits_without_neighbours(replace(beside, worker_cpu_cores=1.6), 2.0)
     assert shared is not None
     assert (shared.input_ms, shared.input_low_ms) == pytest.approx((15.4 - 13.5 / 2, 1.9))
+    assert without.neighbours_ms == pytest.approx(13.5)
+    (_, text) = machine_notes(healthy(step=without, machine=machine(usable_cpus=2.0)))[0]
+    assert "13.5 ms a step is waiting for a CPU that they have" in text
     alone = replace(other(0.1), input_ms=15.4, queued_ms=13.5)
     assert waits_without_neighbours(alone, 2.0) is alone
     not_told = replace(other(1.6), input_ms=15.4)

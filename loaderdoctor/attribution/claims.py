@@ -39,7 +39,9 @@ def claimed(
     if ablation is None or ablation.raw is not None:
         return ablation
     step, found, copies = ablation.plain_ms, ablation.input_ms, ablation.copy_ms
-    contended = bool(ablation.contended_ms or ablation.neighbours_ms)
+    seen = ablation.mechanisms
+    theirs = ablation.neighbours_ms and not (seen is not None and seen.parted)
+    contended = bool(ablation.contended_ms or theirs)
     if found is not None and found.bounded:
         difference = found
         found = by_mechanisms(difference, ablation.mechanisms, contended=contended)
@@ -88,7 +90,7 @@ def by_mechanisms(
 
     Where every wait is the step's, the cost lies between the wait and all that is carried, which
     is known as well as the difference, or better: the two are weighed by their noise. What other
-    programs may have made it wait (`contended`) is no such floor.
+    programs may have made it wait (`contended`, and not `parted` from it) is no such floor.
     """
     if seen is None or seen.wait_ms is None:
         return difference

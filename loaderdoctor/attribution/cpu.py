@@ -145,20 +145,31 @@ def without_neighbours(
     if theirs is None:
         return ablation
     idle = workers.all_idle_share if workers is not None else None
-    most, own = seen.wait_ms, None
+    most = seen.wait_ms
     if seen.got_ms is not None and idle is not None and idle >= READY_IDLE_SHARE:
-        received = seen.got_ms.plus(seen.boundary_ms)
-        own = replace(received, low=max(0.0, received.low))
-    elif seen.queued_ms is not None and seen.queued_ms.value > 0.0:
-        low_ms = most.low - max(seen.queued_ms.value, seen.queued_ms.high)
-        value = max(seen.boundary_ms, most.value - theirs * seen.queued_ms.value)
-        own = replace(most, value=value, low=min(value, max(0.0, low_ms)))
-    if own is None or own.value >= most.value:
+        own, parted = seen.got_ms.plus(seen.boundary_ms), False
+        own = replace(own, low=max(0.0, own.low), high=max(own.high, most.high))
+    elif seen.unqueued_ms is not None and seen.queued_ms is not None:
+        own, parted = _with_part(seen.unqueued_ms, seen.queued_ms, 1.0 - theirs), True
+    else:
+        return ablation
+    if own.value >= most.value:
         return ablation
     return replace(
         ablation,
-        mechanisms=replace(seen, wait_ms=replace(own, high=max(own.high, most.high), n=most.n)),
+        mechanisms=replace(seen, wait_ms=replace(own, n=most.n), parted=parted),
         neighbours_ms=most.value - own.value,
+    )
+
+
+def _with_part(least: Estimate, rest: Estimate, part: float) -> Estimate:
+    """`least` and a part of the rest, which is known roughly: none of it may be, or all."""
+    high = rest.high if part > 0.0 else 0.0
+    return replace(
+        least,
+        value=least.value + part * rest.value,
+        low=max(0.0, least.low),
+        high=least.high + max(part * rest.value, high),
     )
 
 

@@ -57,12 +57,14 @@ def mechanisms(
         for r in rounds
         if r.no_input is not None and usable(r.plain) and usable(r.no_input)
     ]
+    unqueued = _mean(plain, lambda w: _unqueued_ms(w, train))
     elsewhere = any(x.in_background for x in observed.loaders if x.role == "train")
     return Mechanisms(
         wait_ms=mean(waits).plus(boundary_ms) if len(waits) > 1 else None,
         boundary_ms=boundary_ms,
         got_ms=_mean(plain, lambda w: _got_cpu_ms(w, train)),
         queued_ms=_mean(plain, lambda w: _queued_ms(w, train)),
+        unqueued_ms=unqueued.plus(boundary_ms) if unqueued is not None else None,
         exposed=observed.device is None and not elsewhere,
         run_queue_ms=_difference(pairs, _run_queue_ms),
         cpu_ms=_difference(pairs, lambda w: _own_cpu_ms(w, train)),
@@ -108,6 +110,13 @@ def _queued_ms(window: WindowDone, train: frozenset[int]) -> float | None:
     waited = [f.queued_ns for f in window.fetches if f.loader in train]
     known = [ns for ns in waited if ns is not None]
     return sum(known) / NS_PER_MS if known and len(known) == len(waited) else None
+
+
+def _unqueued_ms(window: WindowDone, train: frozenset[int]) -> float | None:
+    queued_ms = _queued_ms(window, train)
+    if queued_ms is None:
+        return None
+    return max(0.0, _wait_ms(window, train) * window.n_steps - queued_ms)
 
 
 def _interpreter_ms(window: WindowDone) -> float | None:

@@ -202,6 +202,8 @@ class Mechanisms:
     boundary_ms: float = 0.0  # the loader's part of an epoch's boundary, spread over its steps
     got_ms: Estimate | None = None  # of it, CPU time of the thread: receiving, or making, a batch
     queued_ms: Estimate | None = None  # of it, the thread stood ready and no CPU was free
+    unqueued_ms: Estimate | None = None  # the wait without that
+    parted: bool = False  # `wait_ms` is without what other programs kept a CPU from
     # Every wait is the step's: no accelerator, and the training thread itself gets the batches.
     exposed: bool
     # Plain less ready windows, round by round: noise has either sign.

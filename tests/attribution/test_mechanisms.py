@@ -68,6 +68,8 @@ def test_each_mechanism_is_read_off_its_own_counter() -> None:
     assert seen.work_ms.value == pytest.approx(7.0 + 0.6 + 1.0)
     assert seen.queued_ms is not None
     assert seen.queued_ms.value == pytest.approx(1.2)
+    assert seen.unqueued_ms is not None
+    assert seen.unqueued_ms.value == pytest.approx(3.0 - 1.2)
     assert seen.exposed
 
 

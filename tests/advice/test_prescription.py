@@ -484,6 +484,10 @@ def test_many_small_copies_are_tried_as_one() -> None:
     (one,) = [c for s, c in by_settings(facts).items() if s.packed]
     assert finding.share is not None and one.predicted_step_ms is not None
     assert one.predicted_step_ms == pytest.approx(9.9 - 10.0 * finding.share * 7 / 8)
+    measured = replace(facts, ablation=(ablation := with_exposed(input_=0.3).ablation))
+    (one,) = [c for s, c in by_settings(measured).items() if s.packed]
+    assert ablation is not None and ablation.no_copy_ms is not None
+    assert one.predicted_step_ms == max(ablation.no_copy_ms.low, 0.0)  # handed over as one, too
     alone = replace(facts, transfers=copied[:1])
     assert not any(s.packed for s in by_settings(alone))
 

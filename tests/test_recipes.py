@@ -181,6 +181,24 @@ def test_env_prints_usable_cpus_and_survives_a_broken_torch() -> None:
     assert dict(env_command.torch_rows(facts))["torch"] == "2.14.1 (ROCm 6.4)"
 
 
+@pytest.mark.parametrize(
+    ("built", "locked", "said"),
+    [
+        (0, True, ""),
+        (1, False, ", free-threaded"),
+        (1, True, ", free-threaded with the lock on"),
+    ],
+)
+def test_env_tells_an_interpreter_without_its_lock(
+    built: int, locked: bool, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = "loaderdoctor.commands.env.sysconfig.get_config_var"
+    monkeypatch.setattr(known, lambda name: built)
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: locked, raising=False)
+    row = dict(env_command.machine_rows(look()))["loaderdoctor"]
+    assert row.partition(" on Python ")[2] == sys.version.split()[0] + said
+
+
 def test_env_tells_what_other_programs_use() -> None:
     machine = replace(look(), usable_cpus=8.0)
     busy = env_command.Load(other_cores=3.2, averages=(4.0, 3.0, 2.5))

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import sysconfig
 import time
 from dataclasses import dataclass
 
@@ -109,7 +110,7 @@ def ask_torch(command: tuple[str, ...] = (sys.executable, "-c", _ASK_TORCH)) -> 
 def machine_rows(machine: Machine, load: Load | None = None) -> list[tuple[str, str]]:
     """(name, value) of each fact, as text; "not known" for what the system doesn't tell."""
     return [
-        ("loaderdoctor", f"{__version__} on Python {sys.version.split()[0]}"),
+        ("loaderdoctor", f"{__version__} on Python {sys.version.split()[0]}{_free_threaded()}"),
         ("system", machine.system),
         ("usable CPUs", _cpus(machine)),
         ("load", _load(machine, load)),
@@ -132,6 +133,14 @@ def torch_rows(facts: TorchFacts | str) -> list[tuple[str, str]]:
         ("torch threads", str(facts.n_threads)),
         ("worker start", f"{facts.start_method} by default"),
     ]
+
+
+def _free_threaded() -> str:
+    """Of a build without the interpreter lock, and whether something imported has put it back."""
+    if not sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return ""
+    locked = getattr(sys, "_is_gil_enabled", lambda: True)()
+    return f", free-threaded{' with the lock on' if locked else ''}"
 
 
 def _cpus(machine: Machine) -> str:

@@ -52,6 +52,11 @@ class Analysis:
     problems: tuple[str, ...] = field(default=())  # evidence that could not be read
 
     @property
+    def worth_trying(self) -> bool:
+        """Whether there are settings that a trial in the running loop can tell of."""
+        return any(c.live for c in self.prescription.candidates)
+
+    @property
     def rest_ms(self) -> float | None:
         """What no loader setting can go below: the step without input, and copies if known."""
         ablation = self.facts.ablation

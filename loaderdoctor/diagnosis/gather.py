@@ -71,6 +71,7 @@ class Gatherer(Ablation):
         with_copy: bool,
         first_until: float | None = None,
         finer_until: float | None = None,
+        open_until: Callable[[], float] | None = None,
         may_defer: bool = False,
     ) -> None:
         """Everything but trials. The times are on this gatherer's clock, for ablation.
@@ -78,6 +79,9 @@ class Gatherer(Ablation):
         Where the loop's own threads fight hard, steps take many times as long as they need and what
         ablation measures is mostly that: fewer threads are then to be tried first, and with
         `may_defer` ablation is left to the caller (`deferred`).
+
+        On an accelerator no round can follow the profile. Where the shares are still open before
+        it, `open_until` is asked until when more may take.
         """
         if not self.plain():
             return
@@ -94,6 +98,9 @@ class Gatherer(Ablation):
                 first_until=first_until,
                 finer_until=finer_until,
             )
+            is_open = bool(self.evidence.rounds) and not self.settled
+            if profile_last and is_open and open_until is not None:
+                self.ablate(until=open_until(), with_copy=with_copy)
         self.stack_samples()
         if profile_last:
             self.profiled()

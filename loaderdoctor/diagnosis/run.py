@@ -133,6 +133,7 @@ class Diagnosis:
             until=seconds.rounds_until_s(now) if options.verify else until,
             first_until=until,
             finer_until=seconds.finer_until_s(now) if options.verify else until,
+            open_until=lambda: self._open_until_s(seconds),
             may_defer=options.verify,
             ablate=options.ablate,
             with_copy=self._with_copy,
@@ -160,6 +161,12 @@ class Diagnosis:
             script_run.no_more()
         if options.patient and script_run.ended is None:
             gatherer.await_training()
+
+    def _open_until_s(self, seconds: Allowance) -> float:
+        """Until when rounds of open shares may take: now, where there are settings to try."""
+        assert self.evidence is not None
+        tries = self._options.verify and self._analyse(self.evidence).worth_trying
+        return self._clock() if tries else seconds.open_until_s(self._clock())
 
     @property
     def _with_copy(self) -> bool:
@@ -367,12 +374,9 @@ class Diagnosis:
             missing.append("comparing with batches already in memory")
         if options.memory_history is not None and self.history is None:
             missing.append("the memory history")
-        if options.verify and (self.verification is None or not self.verification.complete):
-            wanted = self.analysis is None or any(
-                c.live for c in self.analysis.prescription.candidates
-            )
-            if wanted:
-                missing.append("trying settings")
+        tried = self.verification is not None and self.verification.complete
+        if options.verify and not tried and (self.analysis is None or self.analysis.worth_trying):
+            missing.append("trying settings")
         return missing
 
     def write_traces(self, folder: RunFolder, *, at_ns: int) -> None:

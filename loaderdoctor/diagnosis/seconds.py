@@ -18,6 +18,10 @@ ABLATION_SHARE = 0.5
 # Of it what goes to rounds that only make a clear verdict finer: two rounds of steps of 20 ms take
 # that long, of slower ones they come when settings were tried.
 FINER_SHARE = 0.25
+# Of what is left before the profile, for shares that are open where no setting is worth trying by
+# then: torchvision's loop of 35 ms a step had one round, ± 10 ms, and ended with a third of the
+# budget unspent. The rest is for the profile.
+OPEN_SHARE = 0.7
 # Of what is left behind the trials, for a verdict that is uncertain and had no settings to try.
 LONGER_SHARE = 0.5
 # Trying the first advice may go on until so many times the budget. Steps of 300 ms need it: one
@@ -68,6 +72,10 @@ class Allowance:
     def finer_until_s(self, now_s: float) -> float:
         """Likewise of those whose verdict is clear already."""
         return self._part_s(now_s, FINER_SHARE)
+
+    def open_until_s(self, now_s: float) -> float:
+        """When rounds before a profile are to end, where no settings follow."""
+        return self._part_s(now_s, OPEN_SHARE)
 
     def longer_until_s(self, now_s: float) -> float:
         """When longer rounds of an uncertain verdict are to end, where settings may follow."""

@@ -10,6 +10,7 @@ from loaderdoctor.diagnosis.run import Diagnosis, DiagnosisOptions
 from loaderdoctor.instrument.wire.protocol import Ended, ProfilerSchedule
 from loaderdoctor.tryout.ablating import MAX_LONGER_ROUNDS, MAX_ROUNDS
 from loaderdoctor.tryout.windows import MIN_ROUNDS
+from tests.diagnosis.pool_run import PoolRun
 from tests.diagnosis.simulator import SimulatedRun
 from tests.diagnosis.test_gather import gatherer
 
@@ -133,3 +134,18 @@ def test_health_that_may_be_none_is_measured_longer_too(tmp_path: Path) -> None:
     assert made.evidence is not None
     assert len(made.evidence.rounds) > MAX_ROUNDS
     assert made.report().verdict.severity == "none"
+
+
+def test_on_an_accelerator_open_shares_get_what_no_trial_needs_before_the_profile(
+    tmp_path: Path,
+) -> None:
+    """Rounds of sixteen workers' queues take seconds, none may follow the profile: 3 had to do."""
+    for seed in range(2):
+        script_run = PoolRun(rest_ms=34.0, batch_ms=188.0, workers=16, cpus=10.0, seed=seed)
+        made = diagnosed(script_run, tmp_path, budget_s=45.0)
+        modes = [r.mode for r in script_run.asked]
+        before = modes[: modes.index("profiled")]
+        assert before.count("no_input") >= 5
+        assert "trial" not in modes
+        assert made.evidence is not None and made.evidence.profiled is not None
+        assert script_run.now_s <= 45.0

@@ -38,6 +38,7 @@ class Hooks:
     """Our wrappers and what they replaced."""
 
     active: ClassVar[Hooks | None] = None  # those installed in this process
+    _left: ClassVar[list[Hooks]] = []  # what stays for loaders that were handed over; no session's
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -58,6 +59,9 @@ class Hooks:
 
     def watch(self) -> None:
         """Install each hook as soon as the script has imported what it hooks."""
+        for left in reversed(Hooks._left):
+            if not left._session.holds_loaders:
+                left.remove()
         Hooks.active = self
         self._watch.install()
 
@@ -70,8 +74,12 @@ class Hooks:
         keep = ("__iter__", "__next__") if but_epochs else ()
         for entry in [e for e in reversed(self._replaced) if e[1] not in keep]:
             self._restore(entry)
-        if not self._replaced and Hooks.active is self:
+        if Hooks.active is self:
             Hooks.active = None
+        if self in Hooks._left:
+            Hooks._left.remove(self)
+        if self._replaced:
+            Hooks._left.append(self)
 
     def remove_backward(self) -> None:
         """Take only the backward hook out: the step is known and needs it no more."""

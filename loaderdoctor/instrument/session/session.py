@@ -216,6 +216,12 @@ class Session:
         """Whether passes of a loader are no longer torch's own, for good."""
         return any(x.handed is not None and x.handed.took_over for x in self.registry.states)
 
+    @property
+    def holds_loaders(self) -> bool:
+        """Whether a loader that it handed over is still there, and served by it."""
+        handed = (x for x in self.registry.states if x.handed is not None and x.handed.took_over)
+        return any(x.living() is not None for x in handed)
+
     def disable_in_fork(self) -> None:
         """In a forked child: no hook acts, and the connection stays the parent's."""
         self.live = self.stopping = False

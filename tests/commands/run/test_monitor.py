@@ -141,15 +141,23 @@ def train_slowly(n_epochs: int) -> list[float]:
 
 
 def test_a_loop_in_code_is_tuned_and_stays_what_it_was(tmp_path: Path) -> None:
-    alone = train_slowly(3)
+    alone = train_slowly(6)
     with loaderdoctor.monitor(output=tmp_path / "run", tune="exact") as monitor:
-        assert train_slowly(3) == alone
+        assert train_slowly(6) == alone
     report = monitor.report(show=False)
     assert report is not None
     run = report.run
     assert run is not None and run.tuning is not None
     assert run.tuning.not_tuned is None and run.tuning.tried
     assert not psutil.Process().children()
+    # Its loader is gone, and with it all that had to stay for it.
+    alone = train(400)
+    with loaderdoctor.monitor(output=tmp_path / "next") as another:
+        assert train(400) == alone
+    after = another.report(show=False)
+    assert after is not None and after.run is not None
+    assert after.run.n_steps == 400
+    assert torch.utils.data.dataloader._BaseDataLoaderIter.__next__ is NEXT
 
 
 def test_what_tune_can_be_is_said() -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
-from loaderdoctor.callbacks.recording import Recording
+from loaderdoctor.callbacks.recording import Recorder
 
 # Both may be installed, and are two packages of the same code: the one that is in use already.
 if "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules:
@@ -17,33 +16,13 @@ else:
     except ModuleNotFoundError:
         from pytorch_lightning import Callback
 
-if TYPE_CHECKING:
-    from loaderdoctor.report.model import Report
 
-
-class LightningMonitor(Callback):  # type: ignore[misc]  # untyped where it is not installed
+class LightningMonitor(Recorder, Callback):  # type: ignore[misc]  # untyped where it is not installed
     """Records each `trainer.fit`, as `loaderdoctor.monitor` does a block; options are the same.
 
     Of several ranks only the first is recorded; `loaderdoctor run` records all of them. A second
     `fit` has the folder OUTPUT-2, and so on. What can't be recorded trains on, which is said.
     """
-
-    def __init__(
-        self,
-        *,
-        output: str | Path | None = None,
-        metrics_file: str | Path | None = None,
-        tune: bool | Literal["exact"] = False,
-    ) -> None:
-        self._recording = Recording(output=output, metrics_file=metrics_file, tune=tune)
-
-    def report(self, *, show: bool = True) -> Report | None:
-        """The report of the last `fit`; prints it unless `show` is False.
-
-        None, with a line that says why, where it was not recorded, as on ranks above 0. Raises
-        RunError before the first.
-        """
-        return self._recording.report(show=show)
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Lightning is about to fit, validate, test or predict."""

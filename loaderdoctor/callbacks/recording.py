@@ -81,3 +81,24 @@ class Recording:
 
     def _say_why(self) -> None:
         sys.stderr.write(f"loaderdoctor: {self._unrecorded}\n")
+
+
+class Recorder:
+    """The half of a callback that no framework has a say in."""
+
+    def __init__(
+        self,
+        *,
+        output: str | Path | None = None,
+        metrics_file: str | Path | None = None,
+        tune: bool | Literal["exact"] = False,
+    ) -> None:
+        self._recording = Recording(output=output, metrics_file=metrics_file, tune=tune)
+
+    def report(self, *, show: bool = True) -> Report | None:
+        """The report of the last training; prints it unless `show` is False.
+
+        None, with a line that says why, where it was not recorded, as on ranks above 0. Raises
+        RunError before the first.
+        """
+        return self._recording.report(show=show)

@@ -17,7 +17,7 @@ else:
         from pytorch_lightning import Callback
 
 
-class LightningMonitor(Recorder, Callback):  # type: ignore[misc]  # untyped where it is not installed
+class LightningMonitor(Recorder, Callback):  # type: ignore[misc]  # untyped
     """Records each `trainer.fit`, as `loaderdoctor.monitor` does a block; options are the same.
 
     Of several ranks only the first is recorded; `loaderdoctor run` records all of them. A second

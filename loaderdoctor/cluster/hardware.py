@@ -51,18 +51,6 @@ class Hardware:
             found.append(f"memory {a:.3g} GiB against {b:.3g} GiB")
         return found
 
-    def describe(self) -> str:
-        """`8 CPUs (EPYC 7763), 62.7 GiB, NVIDIA H100, torch 2.14.1`."""
-        cpu = f" ({self.cpu})" if self.cpu else ""
-        return ", ".join(
-            (
-                f"{self.usable_cpus:g} CPUs{cpu}",
-                f"{self.memory_bytes / 2**30:.3g} GiB",
-                " + ".join(self.gpus) or "no GPU",
-                f"torch {self.torch or 'not installed'}",
-            )
-        )
-
 
 @dataclass(slots=True)
 class Kinds:

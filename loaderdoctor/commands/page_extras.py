@@ -27,7 +27,7 @@ def extras_of_trace(attributed: Attributed) -> HtmlExtras:
     """Of `analyze`: what the trace alone shows."""
     return HtmlExtras(
         made_at=time.time(),
-        traced=_traced(None, step_timelines(attributed)),
+        traced=_traced(step_timelines(attributed)),
         waits=waits_of_trace(attributed),
     )
 
@@ -50,7 +50,7 @@ def extras_of_diagnosis(
         steps = timelines_of_window(analysis.attributed, evidence.profiled, analysis.log)
     return HtmlExtras(
         made_at=time.time(),
-        traced=_traced(None, steps),
+        traced=_traced(steps),
         advised=_advised(report, advised, analysis.log),
         waits=waits_of_windows(evidence.observed, plain),
         samples=_samples(analysis.log, plain, evidence.observed),
@@ -90,8 +90,8 @@ def _advised(report: Report, advised: Advised | None, log: WorkerLog | None) -> 
     return TracedSteps(label=first.words(), steps=steps) if steps else None
 
 
-def _traced(label: str | None, steps: tuple[StepTimeline, ...]) -> tuple[TracedSteps, ...]:
-    return (TracedSteps(label=label, steps=steps),) if steps else ()
+def _traced(steps: tuple[StepTimeline, ...]) -> tuple[TracedSteps, ...]:
+    return (TracedSteps(label=None, steps=steps),) if steps else ()
 
 
 def _samples(

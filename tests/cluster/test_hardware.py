@@ -63,11 +63,10 @@ def test_the_cpu_is_read_from_what_x86_and_arm_machines_write() -> None:
     assert cpu_model("") is None
 
 
-def test_this_machine_is_like_itself_and_says_what_it_is() -> None:
+def test_this_machine_is_like_itself_and_known() -> None:
     here = look_here()
     assert here.differences(look_here()) == []
     assert here.machine
     assert here.torch is not None
-    assert here.torch in here.describe()
     assert here.memory_bytes > 0
     assert here.usable_cpus > 0

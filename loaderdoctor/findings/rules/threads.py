@@ -95,7 +95,6 @@ def _threads_of_workers(facts: Facts) -> Finding | None:
             cost,
             f"{fmt.count(n, 'worker')} of {in_worker} library threads each "
             f"{fmt.verb(n, 'compete')} for {cpus_words(machine)}",
-            "Give each worker one thread (worker_init_fn)",
             n_threads=in_worker,
         )
     return None
@@ -240,14 +239,14 @@ def _finding(
     )
 
 
-def _oversubscribed(facts: Facts, cost: Cost, what: str, remedy: str, *, n_threads: int) -> Finding:
+def _oversubscribed(facts: Facts, cost: Cost, what: str, *, n_threads: int) -> Finding:
     machine = facts.machine
     return Finding(
         kind=Kind.THREAD_OVERSUBSCRIPTION,
         severity=cost.severity,
         share=cost.share,
         loader=loader_id(facts),
-        summary=f"{what}; {cost.of_step}. {remedy}.",
+        summary=f"{what}; {cost.of_step}. Give each worker one thread (worker_init_fn).",
         evidence={
             "threads_of": "workers",
             "n_threads": n_threads,

@@ -164,9 +164,9 @@ class Figures:
             change_of_peaks(self.gpu_peaks(name, g), self.gpu_peaks(base, g)) for g in groups
         )
 
-    def gpu_busy(self, name: str, group: str | None = None) -> float | None:
+    def gpu_busy(self, name: str) -> float | None:
         """Share of the step in which the accelerator computes; None without a trace of it."""
-        index = self.index(name, group)
+        index = self.index(name)
         return self.busy.get(index) if self.busy is not None and index is not None else None
 
     def busy_change(self, name: str, base: str) -> Change:

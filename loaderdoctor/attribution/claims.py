@@ -47,6 +47,8 @@ def claimed(
         found = by_mechanisms(difference, ablation.mechanisms, contended=contended)
         if ablation.neighbours_ms and ablation.mechanisms is not None:
             found = _at_least(found, ablation.mechanisms, difference)
+            if _others(ablation.mechanisms) is None and ablation.mechanisms.exposed:
+                found = _of_one_round(found, ablation.mechanisms.wait_ms)
         found = within(found, step)
     if copies is not None and copies.bounded:
         copies = within(_at_most(copies, _copies_ms(trace, transfers)), step)
@@ -97,7 +99,9 @@ def by_mechanisms(
     wait, others = seen.wait_ms, _others(seen)
     if others is None:
         # As after one round, of which nothing has an interval but the wait, seen in every window.
-        return _waited(difference, wait) if seen.exposed and not contended else difference
+        if not seen.exposed or contended:
+            return difference
+        return _of_one_round(_waited(difference, wait), wait)
     carried = total([wait, *(x for x in others if x.low > 0.0)])
     most_ms = carried.high + sum(max(0.0, x.high) for x in others if x.low <= 0.0)
     limit = replace(carried, high=most_ms)
@@ -116,6 +120,17 @@ def by_mechanisms(
     value = difference.value if inside else _weighed(difference, nearest)
     value = min(max(value, low), high, carried.high)
     return replace(difference, value=value, low=min(low, value), high=high)
+
+
+def _of_one_round(difference: Estimate, wait: Estimate | None) -> Estimate:
+    """Nearer to the wait where the difference is no larger than that for certain.
+
+    The interval stays: what else may carry it was not measured.
+    """
+    if wait is None or not wait.bounded or not difference.low <= wait.value <= difference.high:
+        return difference
+    value = _weighed(difference, wait)
+    return replace(difference, value=min(max(value, difference.low), difference.high))
 
 
 def _waited(difference: Estimate, wait: Estimate) -> Estimate:

@@ -120,7 +120,11 @@ def test_what_the_loop_waits_is_known_after_one_round() -> None:
     wide = Estimate(value=140.0, low=-208.0, high=490.0, n=1)
     known = seen(estimate(141.0, 0.4), run_queue_ms=None)
     claim = by_mechanisms(wide, known)
-    assert [claim.value, claim.low, claim.high] == pytest.approx([140.6, 140.6, 490.0])
+    assert [claim.value, claim.low, claim.high] == pytest.approx([141.0, 140.6, 490.0])
+    no_wait = by_mechanisms(wide, seen(estimate(2.0, 0.5), run_queue_ms=None))
+    assert [no_wait.value, no_wait.low, no_wait.high] == pytest.approx([2.0, 1.5, 490.0], rel=0.01)
+    surely = by_mechanisms(estimate(40.0, 5.0), seen(estimate(2.0, 0.5), run_queue_ms=None))
+    assert surely == estimate(40.0, 5.0)
     assert by_mechanisms(wide, known, contended=True) == wide
     assert by_mechanisms(wide, replace(known, exposed=False)) == wide
     assert by_mechanisms(replace(wide, high=20.0), known) == replace(wide, high=20.0)

@@ -205,6 +205,23 @@ def test_what_a_batch_takes_beside_late_wake_ups_stays_the_loaders() -> None:
         assert 4.0 < claim.input_ms.low <= claim.input_ms.value < 6.0
 
 
+def test_one_noisy_round_beside_others_is_no_cost_of_batches_that_lay_ready() -> None:
+    # `own_trainer`, one worker idle 86 % beside load 12: 25 ± 72 ms by one round, and its fetches
+    # take 1.6 ms of CPU time and 9.4 ms of waiting for a CPU.
+    once = replace(
+        WAITED,
+        wait_ms=Estimate(value=15.9, low=0.0, high=46.0, n=2),
+        got_ms=Estimate(value=1.6, low=0.0, high=3.3, n=2),
+        run_queue_ms=None,
+    )
+    found = Estimate(value=25.2, low=-47.0, high=97.4, n=1)
+    facts = replace(figures(128.4, 103.2), input_ms=found, mechanisms=once)
+    claim = claimed(without_neighbours(facts, other(1.6), workers(idle_share=0.86), 2.0))
+    assert claim is not None and claim.input_ms is not None
+    assert claim.input_ms.value < 0.05 * 128.4
+    assert claim.input_ms.low < 1.6 and claim.input_ms.high == pytest.approx(97.4)
+
+
 def test_of_a_shared_queue_workers_keep_their_part() -> None:
     # As much of the CPUs as the other programs: half of the queue is the loader's own doing, and
     # how much of it exactly is not known.

@@ -1,6 +1,7 @@
 """`--search auto` beside `--search grid` on recipes: steps used, and its choice's gap to the best.
 
-    python benchmarks/search.py [--recipes NAME,…] [--budget 120] [--grid AXIS=V …]
+    python benchmarks/search.py [--recipes NAME,…] [--budget 120] [--grid AXIS=V …] [--json FILE]
+    python benchmarks/search.py --table FILE…      what was measured, as a table for a page
 
 Both search the same grid. The choice of the search is judged by the figures of the whole grid: its
 time there over the fastest time there. A row holds where that gap is at most 3 %, or where the
@@ -97,7 +98,11 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=120.0, help="of each sweep, seconds")
     parser.add_argument("--grid", nargs="+", default=[], metavar="AXIS=VALUES")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--table", type=Path, nargs="+", metavar="FILE", help="of --json")
     args = parser.parse_args()
+    if args.table:
+        print_all([row for file in args.table for row in json.loads(file.read_text())])
+        return
     rows = []
     for recipe in args.recipes:
         try:
@@ -107,6 +112,10 @@ def main() -> None:
             continue
         if args.json:
             args.json.write_text(json.dumps(rows, indent=1))
+    print_all(rows)
+
+
+def print_all(rows: list[dict[str, Any]]) -> None:
     print_table(rows)
     for row in rows:
         if row["grid_rounds"] < FEWEST_ROUNDS:

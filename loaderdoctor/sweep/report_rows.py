@@ -294,7 +294,7 @@ def _rounds(asked: HowAsked, outcome: Outcome) -> str:
         return (
             f"Each trial is {where}; successive elimination in {n_rounds} rounds dropped clear "
             f"losers and ended because {ended}. It took "
-            f"{n_steps:,} steps{share} (at most {ALLOWANCE_SHARE:.0%})."
+            f"{n_steps:,} steps{share} (about {ALLOWANCE_SHARE:.0%} are allowed)."
         )
     return (
         f"Each trial is {where} in the running loop; after a first measurement that only sizes the "

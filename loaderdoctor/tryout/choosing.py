@@ -47,7 +47,7 @@ def calibrate(known: Known, last: Round | None) -> Round | Done:
         found.append(
             Window(
                 trial=trial.index,
-                n_steps=elimination.first_window_steps(cost) if searching else cost.steps(window_s),
+                n_steps=elimination.window_steps(cost) if searching else cost.steps(window_s),
                 cost=cost,
                 # Nor a search among what few would choose, where the budget ends here.
                 place=n_changes(trial.settings, known.loop.own) if searching else trial.index > 0,
@@ -223,17 +223,15 @@ def confirmed(known: Known, last: Round | None) -> Round | Done:
 def _pairs(known: Known, pair: list[Trial]) -> tuple[Plan, int]:
     """Pairs that fit, and the most that may be measured."""
     costs = {trial.index: known.cost(trial) for trial in pair}
-    plan = windows.NOTHING
-    # The answer matters more than its reasons.
-    for share in (windows.CONFIRM_SHARE, windows.ABLATE_SHARE):
-        left_s = known.left_s(share)
-        plan = plan or windows.plan(costs, left_s=left_s, wanted_rounds=None, by_speed=list(costs))
     if not known.searching:
+        plan = windows.NOTHING
+        # The answer matters more than its reasons.
+        for share in (windows.CONFIRM_SHARE, windows.ABLATE_SHARE):
+            by_speed, left_s = list(costs), known.left_s(share)
+            plan = plan or windows.plan(costs, left_s=left_s, wanted_rounds=None, by_speed=by_speed)
         return plan, MAX_PAIRS
     left = elimination.allowance(known) - known.n_timed_steps
-    window_s = elimination.confirm_window_s(list(costs.values()), left)
-    shortest_s = elimination.WINDOW_PART * WINDOW_S
-    window_s = min(plan.window_s or shortest_s, window_s)
+    window_s = elimination.WINDOW_PART * WINDOW_S
     plan = Plan(n_rounds=MIN_PAIRS, window_s=window_s, trials=tuple(costs))
     pair_steps = sum(cost.steps(window_s, at_least=1) for cost in costs.values())
     return plan, int(min(MAX_PAIRS, max(MIN_PAIRS, left / pair_steps)))

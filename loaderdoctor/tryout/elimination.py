@@ -26,14 +26,14 @@ from loaderdoctor.tryout.known import Done, Known, Round, Window
 from loaderdoctor.tryout.ranking import MIN_PAIRS, Ranking, Result
 from loaderdoctor.tryout.windows import GRID_ROUNDS, MIN_ROUNDS, WINDOW_S, Cost
 
+# Simulated (half of what windows differ by does not shrink with their length): a tenth of a grid's
+# steps in windows this short chooses about as well as a fifth of them in windows of 0.25.
 # Of the allowance, for the pairs that confirm the winner.
 CONFIRM_SHARE = 0.25
-CONFIRM_PAIRS = 12
 # Its windows are this part of the grid's: what counts is how many, each is a sample.
-WINDOW_PART = 0.25
-FIRST_PART = 0.25
-# Rounds that the allowance must still pay for before halving: an interval needs that many samples.
-LAST_ROUNDS = 3
+WINDOW_PART = 0.15
+# Rounds that the allowance must still pay for before halving.
+LAST_ROUNDS = 1
 # Nobody drops out by interval before this many windows each.
 MIN_WINDOWS = 2
 
@@ -95,11 +95,6 @@ def allowance(known: Known) -> float:
     return share * known.grid_steps
 
 
-def first_window_steps(cost: Cost) -> int:
-    """Steps of a trial's first window, before it is known how long its steps take."""
-    return cost.steps(FIRST_PART * WINDOW_S, at_least=1)
-
-
 def window_steps(cost: Cost) -> int:
     """Steps of one window of the search."""
     return cost.steps(WINDOW_PART * WINDOW_S, at_least=1)
@@ -157,15 +152,6 @@ def after_round(
     if not _fit(stay, costs, left, n_rounds=1):
         return Field(alive=_indexes(stay), ending="spent")
     return Field(alive=_indexes(stay))
-
-
-def confirm_window_s(costs: Sequence[Cost], left_steps: float) -> float:
-    """Windows with which CONFIRM_PAIRS pairs of these trials take what steps are left.
-
-    Not below the search's own: many short windows tell more than few long ones, to a point.
-    """
-    steps_per_s = sum(1 / cost.step_s for cost in costs)
-    return max(WINDOW_PART * WINDOW_S, left_steps / (CONFIRM_PAIRS * steps_per_s))
 
 
 def _halved(stay: list[Result], costs: Mapping[int, Spend], left: Spend) -> list[Result]:

@@ -209,7 +209,7 @@ def _largest(values: Sequence[int | None]) -> int | None:
 # What goes into a sweep, what it tells while it runs, and what comes out.
 
 Search = Literal["grid", "auto"]
-ALLOWANCE_SHARE = 0.20
+ALLOWANCE_SHARE = 0.10
 # Of a cluster's sweep: "rank" on each node, then "confirm" trial 1 against trial 0 on one of them.
 Part = Literal["whole", "rank", "confirm"]
 PhaseName = Literal["plain", "calibrate", "rank", "race", "ablate", "confirm", "trace", "nodes"]

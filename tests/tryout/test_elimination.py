@@ -88,7 +88,7 @@ def n_steps(sweep: Sweep) -> int:
     "draw_costs",
     [spread, *(pytest.param(d, marks=pytest.mark.slow) for d in (saturating, one_winner, close))],
 )
-def test_the_choice_is_near_the_best_for_a_fifth_of_the_steps(
+def test_the_choice_is_near_the_best_for_a_tenth_of_the_steps(
     draw_costs: Callable[[random.Random], Costs], noise: float
 ) -> None:
     excess, parts = [], []
@@ -99,14 +99,17 @@ def test_the_choice_is_near_the_best_for_a_fifth_of_the_steps(
         excess.append(costs[TRIALS[chosen]] / min(costs.values()) - 1)
         assert sweep.outcome.grid_steps is not None
         parts.append(n_steps(sweep) / sweep.outcome.grid_steps)
-    assert max(parts) <= ALLOWANCE_SHARE
+    # First windows are as many steps as the loop's own take in that time, and where an epoch is
+    # short a whole one: too many where the loop's own steps are several times faster than others.
+    assert max(parts) <= ALLOWANCE_SHARE * (1.5 if draw_costs is spread else 1.1)
+    assert median(parts) <= ALLOWANCE_SHARE
     excess.sort()
     # Within 3 % or the noise: two of twelve windows each, at the noise of one.
     assert excess[18] <= max(0.03, 2 * noise)
     assert median(excess) <= 0.01
 
 
-def test_its_allowance_is_a_fifth_of_the_grid_that_fits_the_budget() -> None:
+def test_its_allowance_is_a_part_of_the_grid_that_fits_the_budget() -> None:
     costs = {
         1: Cost(overhead_s=0.5, step_s=0.01, cycle=1),
         2: Cost(overhead_s=1, step_s=0.1, cycle=2),
@@ -125,7 +128,7 @@ def test_its_allowance_is_a_fifth_of_the_grid_that_fits_the_budget() -> None:
 
 
 @pytest.mark.parametrize("budget_s", [90.0, 200.0, 1000.0])
-def test_it_takes_a_fifth_of_what_the_grid_takes_with_the_same_budget(budget_s: float) -> None:
+def test_it_takes_a_tenth_of_what_the_grid_takes_with_the_same_budget(budget_s: float) -> None:
     costs = saturating(random.Random(4))
     steps = []
     for way in ("grid", "auto"):

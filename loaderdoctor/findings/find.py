@@ -14,7 +14,6 @@ from loaderdoctor.findings.rules.batch_making import (
     head_of_line_stall,
     sampler_bound,
 )
-from loaderdoctor.findings.rules.before_training import pass_before_training
 from loaderdoctor.findings.rules.compute_hints import (
     bias_before_batchnorm,
     cudnn_benchmark_off,
@@ -44,7 +43,7 @@ from loaderdoctor.findings.rules.new_shapes import (
     compute_depends_on_new_shapes,
     recompilation,
 )
-from loaderdoctor.findings.rules.outside import time_outside_steps
+from loaderdoctor.findings.rules.outside import pass_before_training, time_outside_steps
 from loaderdoctor.findings.rules.overhead import overhead_bound_loader
 from loaderdoctor.findings.rules.page_faults import allocator_page_faults, batch_page_faults
 from loaderdoctor.findings.rules.saturated import cpu_saturated_workers, storage_bound_workers

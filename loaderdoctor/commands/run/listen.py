@@ -16,8 +16,7 @@ from typing import Final
 
 from loaderdoctor.alerts.alert import Alert
 from loaderdoctor.alerts.job import Job
-from loaderdoctor.commands.run.metrics import openmetrics
-from loaderdoctor.commands.run.rows import run_row
+from loaderdoctor.commands.run.rows import openmetrics, run_row
 from loaderdoctor.commands.run.run_files import Loop, Recorded, RunFiles
 from loaderdoctor.commands.run.start import ListenOptions, unjudged
 from loaderdoctor.commands.run.teller import Teller, Tuned

@@ -9,8 +9,8 @@ import pytest
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.find import find
 from loaderdoctor.findings.model import Severity
-from loaderdoctor.findings.rules import before_training as rules
-from loaderdoctor.findings.rules.before_training import pass_before_training
+from loaderdoctor.findings.rules import outside as rules
+from loaderdoctor.findings.rules.outside import pass_before_training
 from loaderdoctor.instrument.wire.records import PassRecord
 from tests.findings.builders import ablation, healthy, step
 from tests.findings.input_facts import UNSEEN

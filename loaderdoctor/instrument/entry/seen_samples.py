@@ -18,6 +18,9 @@ import numpy as np
 
 from loaderdoctor.instrument.wire.checked import N_DIGEST_BYTES, CheckedSamples, samples_file
 
+# A model that was not called by then is no module, or is fed with what has no rows.
+FIRST_STEPS = 5
+
 
 class SeenSamples:
     """Told of passes over datasets, of calls of models and of optimizer steps, in that order."""
@@ -33,7 +36,7 @@ class SeenSamples:
         self._of_step: list[bytes] = []
         self._rows: list[bytes] = []  # of this epoch
         self._first: list[bytes] = []  # as many as were asked for, epochs or not
-        self._n_rows = 0
+        self._n_rows = self._n_steps = 0
         self._epochs: list[bytes] = []
         self._shapes: set[Any] = set()
         self._pid = os.getpid()
@@ -79,7 +82,10 @@ class SeenSamples:
         """An optimizer step ended; whether all is seen that was asked for, or time is up."""
         if self._feeding is None:
             self._feeding = self._last
-        self.complete = self.complete and bool(self._of_step)
+        self._n_steps += 1  # of one of several optimizers there may be no call between two
+        self.complete = self.complete and bool(
+            self._of_step or self._n_rows or self._n_steps < FIRST_STEPS
+        )
         self._rows += self._of_step
         self._n_rows += len(self._of_step)
         wanted = self._wanted

@@ -108,6 +108,16 @@ def test_a_pass_in_a_thread_beside_the_loop_ends_no_epoch(tmp_path: Path) -> Non
     assert [len(x) for x in loop.epochs(tmp_path, ended=True)] == [12]
 
 
+def test_a_second_optimizer_ends_no_step_of_its_own(tmp_path: Path) -> None:
+    loop = Loop()
+    loop.epoch(ROWS[:4])
+    assert not loop.step() and not loop.step(ROWS[4:])
+    assert [len(x) for x in loop.epochs(tmp_path, ended=True)] == [12]
+    unseen = Loop()
+    unseen.seen.pass_began("train")
+    assert [unseen.step() for _ in range(5)] == [False] * 4 + [True]
+
+
 def test_what_has_no_rows_is_not_seen(tmp_path: Path) -> None:
     loop = Loop()
     loop.model = nn.Identity()

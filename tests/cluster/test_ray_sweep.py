@@ -74,7 +74,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def swept(nodes: Nodes, monkeypatch: pytest.MonkeyPatch, **options: Any) -> dict[str, Any]:
     """The whole command here, on nodes that pretend to be machines; its report."""
-    monkeypatch.setattr(sweep_cluster, "_connect", nodes.connect)
+    monkeypatch.setattr(sweep_cluster, "RayCluster", nodes.connect)
     chosen: dict[str, Any] = {
         "target": ("train_waiting.py",),
         "engine": "ray",
@@ -270,7 +270,7 @@ def test_an_interrupted_sweep_goes_on_with_the_groups_that_are_missing(
 
     with monkeypatch.context() as patched:
         patched.setattr(GroupsOnNodes, "_take", stop_after_one)
-        patched.setattr(sweep_cluster, "_connect", nodes.connect)
+        patched.setattr(sweep_cluster, "RayCluster", nodes.connect)
         options = SweepOptions(
             target=("train_waiting.py",),
             engine="ray",
@@ -283,7 +283,7 @@ def test_an_interrupted_sweep_goes_on_with_the_groups_that_are_missing(
     first = json.loads(Path("run/report.json").read_bytes())
     (done,) = [g for g in first["cluster"]["groups"] if g["status"] == "ok"]
     kept = {i: first["trials"][i]["step_ms"] for i in done["trials"]}
-    monkeypatch.setattr(sweep_cluster, "_connect", nodes.connect)
+    monkeypatch.setattr(sweep_cluster, "RayCluster", nodes.connect)
     assert sweep(SweepOptions(resume=Path("run"), engine="ray")) == 0
     report = json.loads(Path("run/report.json").read_bytes())
     assert [trial["status"] for trial in report["trials"]] == ["ok"] * 5

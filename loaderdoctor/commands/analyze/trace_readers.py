@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from rich.console import Console
 from rich.live import Live
@@ -28,14 +28,11 @@ from rich.text import Text
 from loaderdoctor import format as fmt
 from loaderdoctor.attribution.ranks import RankTrace, rank_trace
 from loaderdoctor.attribution.trace_facts import attribute
+from loaderdoctor.cluster.ray_cluster import RayCluster
 from loaderdoctor.cluster.schedule import RefusedError
 from loaderdoctor.errors import LoaderdoctorError, RunError, UsageError
 from loaderdoctor.instrument.system.machine import memory_available_bytes, usable_cpus
 from loaderdoctor.trace.read import read_trace, with_events
-
-if TYPE_CHECKING:
-    from loaderdoctor.cluster.ray_cluster import RayCluster
-
 
 EngineName = Literal["local", "ray"]
 
@@ -140,12 +137,6 @@ def _n_processes(paths: Sequence[Path], max_memory_bytes: int | None = None) -> 
 # ---------------------------------------------------------------- a cluster
 
 
-def _ray_cluster(address: str | None) -> RayCluster:
-    from loaderdoctor.cluster.ray_cluster import RayCluster
-
-    return RayCluster(address)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayReader:
     """Reads on a Ray cluster: a CPU for each trace, memory permitting.
@@ -155,7 +146,7 @@ class RayReader:
 
     address: str | None = None
     max_memory_bytes: int | None = None
-    connect: Callable[[str | None], RayCluster] = field(default=_ray_cluster)
+    connect: Callable[[str | None], RayCluster] = RayCluster
 
     def read(self, paths: Sequence[Path]) -> Iterator[tuple[Path, RankTrace | str]]:
         items = [(str(path), str(path.absolute()), self.max_memory_bytes) for path in paths]

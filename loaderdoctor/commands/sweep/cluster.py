@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from loaderdoctor.cluster.ray_cluster import RayCluster
+from loaderdoctor.cluster.ray_tasks import Came
 from loaderdoctor.cluster.schedule import Place
 from loaderdoctor.commands.sweep.measure import Asked, Before, Show
 from loaderdoctor.commands.sweep.node import NodeWork, Seen, measure_on_node, observe_on_node
@@ -30,10 +31,6 @@ from loaderdoctor.sweep.groups import (
 )
 from loaderdoctor.sweep.live import LiveSweep
 from loaderdoctor.tryout.trials import Progress, Trial
-
-if TYPE_CHECKING:
-    from loaderdoctor.cluster.ray_cluster import RayCluster
-    from loaderdoctor.cluster.ray_tasks import Came
 
 # Of the budget, for the pairs that confirm the candidate on one node afterwards.
 CONFIRM_SHARE = 0.25
@@ -58,7 +55,7 @@ class ClusterMeasuring:
 
         `before` is what an interrupted sweep measured: its whole groups are kept.
         """
-        with _connect(self._options.ray_address) as cluster:
+        with RayCluster(self._options.ray_address) as cluster:
             places = cluster.wait_places()
             for why in cluster.unusable:
                 self._live.say(f"not used: {why}")
@@ -219,9 +216,3 @@ class GroupsOnNodes:
             left_s=budget_s(self._options) * (1 - n_over / n_groups),
             trials=sweep.recorded,
         )
-
-
-def _connect(address: str | None) -> RayCluster:
-    from loaderdoctor.cluster.ray_cluster import RayCluster
-
-    return RayCluster(address)

@@ -6,7 +6,6 @@ the command asks for windows, measures them and answers. `yield` means: run one 
 
 from __future__ import annotations
 
-import gc
 import platform
 import socket
 from collections import Counter
@@ -99,9 +98,6 @@ def drive(session: Session, now: int) -> Driver:
     if session.recording is not None:
         yield from session.recording(session).course(windows)
         return
-    # What watching left behind (closures, ctypes' classes), before the loop's own collections are
-    # timed: the first one after it took 30 to 750 ms where the next took 0.5 (all else frozen).
-    gc.collect()
     while True:
         session.workers.flush()  # the command reads the records while the loop is paused
         message = yield from messages.next()

@@ -15,7 +15,11 @@ import msgspec
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from loaderdoctor.instrument.session.profiling import ProfilerBusyError, refuse_second_profiler
+from loaderdoctor.instrument.session.profiling import (
+    ProfilerBusyError,
+    refuse_second_profiler,
+    release,
+)
 from loaderdoctor.instrument.session.sources import SourceRefusedError
 from loaderdoctor.instrument.wire.protocol import WindowDone, WindowRequest
 from loaderdoctor.instrument.wire.records import SnapshotRecord
@@ -120,6 +124,7 @@ def _watched_step() -> Generator[None, int, int | None]:
     results = watch.profiler.kineto_results if watch.profiler is not None else None
     if results is None:
         return None
+    release(watch)
     events: list[Any] = results.events()
     changes = [(one.start_ns(), one.nbytes()) for one in events if one.name() == _ALLOCATION]
     changes.sort(key=lambda change: change[0])  # stable: as reported where the clock stood still

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import runpy
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from loaderdoctor.attribution.trace_facts import trace_facts
 from loaderdoctor.facts.trace import HostHotspot, TraceFacts
-from loaderdoctor.instrument.session.profiling import KEY, WindowProfiler
+from loaderdoctor.instrument.session.profiling import KEY, EventProbe, WindowProfiler
 from loaderdoctor.instrument.wire.protocol import ProfilerSchedule
 from loaderdoctor.trace.read import line_stack_samples, read_trace
 
@@ -138,3 +141,18 @@ def test_without_looks_no_line_is_claimed_for_a_frame_that_was_running_already(
 )
 def test_looks_that_make_no_sense_are_none(written: object) -> None:
     assert line_stack_samples(written) == ()
+
+
+def test_what_was_recorded_is_freed_without_a_collection() -> None:
+    probe = EventProbe(None)
+    gc.collect()
+    gc.disable()
+    try:
+        probe.start()
+        torch.ones(3).sum()
+        recorded = weakref.ref(probe._profile.profiler)
+        assert recorded() is not None
+        assert probe.finish() > 0
+        assert recorded() is None
+    finally:
+        gc.enable()

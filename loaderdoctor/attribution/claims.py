@@ -98,8 +98,10 @@ def by_mechanisms(
         return difference
     wait, others = seen.wait_ms, _others(seen)
     if others is None:
-        # As after one round, of which nothing has an interval but the wait, seen in every window.
-        if not seen.exposed or contended:
+        # As after one round, of which nothing has an interval but what every plain window told.
+        if not seen.exposed:
+            return _at_most(difference, _by_work(seen, wait))
+        if contended:
             return difference
         return _of_one_round(_waited(difference, wait), wait)
     carried = total([wait, *(x for x in others if x.low > 0.0)])
@@ -120,6 +122,19 @@ def by_mechanisms(
     value = difference.value if inside else _weighed(difference, nearest)
     value = min(max(value, low), high, carried.high)
     return replace(difference, value=value, low=min(low, value), high=high)
+
+
+# All of the loader's work: once in the run queue, once as CPU time of the loop, twice for the
+# interpreter's lock (`mechanisms.LOST_PER_HELD`).
+MOST_PER_WORK = 4.0
+
+
+def _by_work(seen: Mechanisms, wait: Estimate) -> Estimate | None:
+    """The most that a loader of so much work can cost; None where that was not recorded."""
+    if seen.work_ms is None or not seen.work_ms.bounded or not wait.bounded:
+        return None
+    mapping = Estimate.around(seen.mapping_ms, 0.0, n=1)
+    return total([wait, seen.work_ms.scaled(MOST_PER_WORK), mapping])
 
 
 def _of_one_round(difference: Estimate, wait: Estimate | None) -> Estimate:

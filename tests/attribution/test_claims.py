@@ -126,11 +126,24 @@ def test_what_the_loop_waits_is_known_after_one_round() -> None:
     surely = by_mechanisms(estimate(40.0, 5.0), seen(estimate(2.0, 0.5), run_queue_ms=None))
     assert surely == estimate(40.0, 5.0)
     assert by_mechanisms(wide, known, contended=True) == wide
-    assert by_mechanisms(wide, replace(known, exposed=False)) == wide
+    assert by_mechanisms(wide, replace(known, exposed=False, work_ms=None)) == wide
     assert by_mechanisms(replace(wide, high=20.0), known) == replace(wide, high=20.0)
     # A loop that waits for nothing is as unsure as before.
     quiet = by_mechanisms(estimate(5.0, 40.0), seen(estimate(0.2, 0.1), run_queue_ms=None))
     assert quiet.low == pytest.approx(0.1)
+
+
+def test_after_one_round_a_loader_costs_no_more_than_its_work_can() -> None:
+    # cuDNN's autotuner on an H200, a pause between its runs: 1,749 ms and 419 with ready batches,
+    # where the loop waits 0.4 ms and the loader works 0.6.
+    once = Estimate(value=1330.0, low=981.0, high=1678.0, n=1)
+    known = replace(seen(estimate(0.4, 0.5), run_queue_ms=None), exposed=False)
+    idle = by_mechanisms(once, replace(known, work_ms=estimate(0.6, 0.2)))
+    assert idle.value == pytest.approx(0.4 + 4 * 0.6)
+    assert idle.high < 5.0
+    # Workers that compute for as long may have taken all of it.
+    assert by_mechanisms(once, replace(known, work_ms=estimate(1200.0, 50.0))) == once
+    assert by_mechanisms(once, replace(known, work_ms=None)) == once
 
 
 def test_waits_that_other_programs_may_have_caused_are_no_floor() -> None:

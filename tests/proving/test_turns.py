@@ -80,18 +80,22 @@ def test_a_script_that_trains_something_else_fails_the_proof(scripts: Path) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("line", "words"),
+    ("old", "new", "words"),
     [
-        ("DataLoader(Numbers(), batch_size=10", "same samples in another order"),
+        ("batch_size=8", "batch_size=10", "same samples in the same order"),
+        ("shuffle=True", "num_workers=1", "same samples in another order"),
         (
-            "DataLoader(torch.utils.data.Subset(Numbers(), range(380)), batch_size=8",
+            "DataLoader(Numbers()",
+            "DataLoader(torch.utils.data.Subset(Numbers(), range(380))",
             "samples lost: 20 of 400",
         ),
     ],
 )
-def test_samples_of_other_batches_are_compared(scripts: Path, line: str, words: str) -> None:
+def test_samples_of_other_batches_are_compared(
+    scripts: Path, old: str, new: str, words: str
+) -> None:
     text = (scripts / "fast.py").read_text()
-    (scripts / "other.py").write_text(text.replace("DataLoader(Numbers(), batch_size=8", line))
+    (scripts / "other.py").write_text(text.replace(old, new))
     done = prove(scripts, "--changed", "other.py", "--json", "p.json", "fast.py")
     assert words in " ".join(done.stdout.split()), done.stdout + done.stderr
     assert json.loads((scripts / "p.json").read_text())["samples"]["n"] == 400

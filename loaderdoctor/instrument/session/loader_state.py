@@ -183,6 +183,8 @@ class _Pass(Protocol):
     @property
     def iterator(self) -> Callable[[], Any]: ...
 
+    n_seen: int
+
 
 class Handed(Protocol):
     """A loader of the training whose pools can be replaced (`recording.loop_tuner`)."""

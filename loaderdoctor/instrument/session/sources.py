@@ -255,6 +255,7 @@ class Sources:
                     opened=self._leak_check.opened,
                     cache_limit_s=request.cache_limit_s,
                     n_alike=n_to_open - n_open,
+                    n_seen=_n_seen(state),
                 )
             except TrialRefused as error:
                 raise SourceRefusedError(str(error)) from error
@@ -346,6 +347,13 @@ def _for_loader(settings: Settings, state: LoaderState) -> Settings:
 
 class SourceRefusedError(SourceError):
     """The trial would lose or repeat data, or break the run: it is not made."""
+
+
+def _n_seen(state: LoaderState) -> int:
+    """Batches of the loop's epoch so far, where their shapes say that they are not all alike."""
+    feed = state.feed() if state.feed is not None else None
+    vary = state.shapes is not None and state.shapes.vary
+    return feed.n_seen if feed is not None and vary else 0
 
 
 def drop_count(settings: Settings) -> int:

@@ -37,6 +37,7 @@ from loaderdoctor.instrument.trial.epochs import EpochSource
 from loaderdoctor.instrument.trial.first_made import first_made
 from loaderdoctor.instrument.trial.made_here import on_own_copy, refuse_what_stays_open
 from loaderdoctor.instrument.trial.main_guard import AsIfGuarded
+from loaderdoctor.instrument.trial.positions import from_batch
 from loaderdoctor.instrument.trial.resident import ResidentSource, resident
 from loaderdoctor.instrument.trial.side_stream import SideStreamSource
 from loaderdoctor.instrument.trial.spdl_feed import SpdlFeed
@@ -72,6 +73,7 @@ def open_trial(
     opened: Callable[[object], None] = lambda made: None,
     cache_limit_s: float | None = None,
     n_alike: int = 1,
+    n_seen: int = 0,
 ) -> Source:
     """Open a source with `settings` applied over the loader's own.
 
@@ -82,7 +84,7 @@ def open_trial(
     are the compute axes (`compute.Compute`). `note` is told what the report must say,
     `opened` of what the trial holds and must be gone once its source is closed.
     `cache_limit_s`: as the limit of `CachedDataset`. `n_alike`: loaders to be opened together, this
-    one included, which must have room next to one another.
+    one included, which must have room next to one another. `n_seen`: as of `from_batch`.
 
     Raises TrialRefused where the trial must not be run, whatever torch and the user's code raise
     when it can't be opened, and TimeoutError from its fetches after `fetch_limit_s`.
@@ -143,7 +145,7 @@ def open_trial(
         )
     if data.normalise is not None and to_device is not None:
         to_device = NormalisingToDevice(to_device, data.normalise)
-    source: Source = epochs(data, to_device)
+    source: Source = epochs(from_batch(loader, data, n_seen), to_device)
     try:
         if decoded is not None:
             source = DecodedSource(source, decoded)
@@ -330,8 +332,7 @@ def _new_loader(
     else:
         arguments["batch_sampler"] = loader.batch_sampler
     with warnings.catch_warnings():
-        # torch warns of more workers than CPUs; that is what the trial is to find out.
-        warnings.simplefilter("ignore")
+        warnings.simplefilter("ignore")  # more workers than CPUs: what a trial is to find out
         made: DataLoader[Any] = DataLoader(data.dataset, **arguments)
         if not effective.keep_iterator:
             return made

@@ -12,6 +12,7 @@ from loaderdoctor.attribution.ablation import computing_new_shapes
 from loaderdoctor.attribution.claims import claimed
 from loaderdoctor.attribution.cpu import (
     allow_for_contention,
+    host_low_share,
     waits_without_neighbours,
     without_neighbours,
 )
@@ -171,6 +172,22 @@ def lower_bounds(
     return low
 
 
+def _with_host(
+    low: dict[str, float] | None,
+    shares: Shares | None,
+    step: StepFacts | None,
+    trace: TraceFacts | None,
+    loop_lines: LoopLineFacts | None,
+    usable_cpus: float | None,
+) -> dict[str, float] | None:
+    """With the host's, where other programs have the CPUs that the loop computes on."""
+    if trace is None or trace.has_accelerator or shares is None or shares.host is None:
+        return low
+    own_low = loop_lines.own_low_share if loop_lines is not None else 0.0
+    host_low = host_low_share(shares.host, step, own_low, usable_cpus)
+    return low if host_low is None else {**(low or {}), "host": host_low}
+
+
 def machine_facts(environment: Environment) -> MachineFacts:
     """What the measuring process found around it."""
     return MachineFacts(**{x.name: getattr(environment, x.name) for x in fields(MachineFacts)})
@@ -204,7 +221,9 @@ def facts_of_run(
     return Facts(
         command=command,
         shares=shares,
-        shares_low=lower_bounds(ablation, step),
+        shares_low=_with_host(
+            lower_bounds(ablation, step), shares, step, trace, loop_lines, usable_cpus
+        ),
         hidden=_hidden(trace, step, ablation),
         step=step,
         trace=trace,

@@ -69,7 +69,8 @@ class Facts:
 
     command: Literal["diagnose", "sweep", "analyze"]
     shares: Shares | None  # the best estimate
-    shares_low: dict[str, float] | None  # lower bounds of input and copy shares, from ablation
+    # Lower bounds: of input and copy from ablation; of host on CPUs that others have too.
+    shares_low: dict[str, float] | None
     hidden: Hidden | None
     step: StepFacts | None
     trace: TraceFacts | None

@@ -15,6 +15,7 @@ from loaderdoctor.attribution.claims import claimed
 from loaderdoctor.attribution.cpu import (
     allow_for_contention,
     core_contention,
+    host_low_share,
     machine_notes,
     waits_without_neighbours,
     without_neighbours,
@@ -238,6 +239,23 @@ def test_workers_that_compete_with_one_another_are_the_loaders() -> None:
     alone = replace(other(0.1), worker_cpu_cores=1.7)
     facts = replace(BESIDE, mechanisms=LATE)
     assert without_neighbours(facts, alone, workers(idle_share=0.02), 2.0) is facts
+
+
+def test_a_hosts_share_beside_others_may_be_standing_ready() -> None:
+    # `gan` beside three busy programs on two CPUs: 44 % host (14 % alone), half of the time ready.
+    cpu = CpuFacts(
+        other_cores=1.6, waiting_threads=None, train_wait_share=0.5, throttled_share=None
+    )
+    beside = step(wall_ms=56.2, cpu=cpu, queued_ms=2.7)
+    assert host_low_share(0.44, beside, 0.0, 2.0) == 0.0
+    assert host_low_share(0.70, beside, 0.0, 2.0) == pytest.approx(0.70 - (0.5 - 2.7 / 56.2))
+    assert host_low_share(0.44, beside, 0.3, 2.0) == 0.3  # stack samples show as much
+    assert (
+        host_low_share(0.44, replace(beside, cpu=replace(cpu, other_cores=0.1)), 0.0, 2.0) is None
+    )
+    assert host_low_share(0.44, replace(beside, cpu=None), 0.0, 2.0) is None
+    unknown = replace(beside, cpu=replace(cpu, train_wait_share=None))
+    assert host_low_share(0.44, unknown, 0.0, 2.0) is None
 
 
 def test_a_run_without_an_ablation_leaves_late_wake_ups_out_too() -> None:

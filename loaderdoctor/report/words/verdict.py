@@ -129,6 +129,8 @@ def uncertain_sentence(bound: Bound, facts: Facts, step_ms: float, why: str | No
     noise = "the noise is as large"
     if facts.unsteady:
         noise = "the machine or the loop was not steady meanwhile"
+    elif bound == "host" and "host" in (facts.shares_low or {}):
+        noise = "it may be waiting for a CPU that other programs have"
     whole = f"of {fmt.number(step_ms)} ms a step"
     known = largest_part(facts.shares.as_dict() if facts.shares is not None else None)
     if known is None or known[0] == bound:

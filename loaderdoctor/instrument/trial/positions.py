@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import BatchSampler, Sampler, SequentialSampler
 
+from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.trial.data_axes import TrialData
 
 if TYPE_CHECKING:
@@ -32,12 +33,18 @@ def from_batch(loader: DataLoader[Any], data: TrialData, n_batches: int) -> Tria
     """The trial's data from behind so many batches of the loop's epoch on, where order is known.
 
     Samples that lie in order of their length make batches of another cost at each place: from the
-    first on, a trial looked 3.1 times as fast as a loop that was in the middle of them.
+    first on, a trial looked 3.1 times as fast as a loop that was in the middle of them. The first
+    ones in the place of all (`cache` in part) can't be gone on with: raises TrialRefused.
     """
     sampler: Any = loader.sampler
     sequential = type(sampler) is SequentialSampler and data.sampler is sampler
     batched = type(loader.batch_sampler) is BatchSampler and loader.batch_size is not None
     if not n_batches or not sequential or not batched:
         return data
+    if getattr(data.dataset, "n_kept", len(sampler)) < len(sampler):
+        raise TrialRefused(
+            "its batches come in the dataset's order and differ in shape: the first samples can't "
+            "stand for those that the loop is at"
+        )
     n, first = len(sampler), n_batches * (loader.batch_size or 1)
     return replace(data, sampler=FromHere(n, first)) if first < n else data

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.trial.data_axes import TrialData
 from loaderdoctor.instrument.trial.positions import FromHere, from_batch
 from loaderdoctor.settings import Settings
@@ -42,6 +44,22 @@ def test_only_a_known_order_can_be_gone_on_with() -> None:
     assert from_batch(shuffled, drawn, 3) is drawn
     single: DataLoader[Any] = DataLoader(list(range(N)), batch_size=None)  # type: ignore[arg-type]
     assert from_batch(single, data_of(single), 3).sampler is single.sampler
+
+
+class Kept(list[int]):
+    """A dataset of which so many samples are in memory."""
+
+    n_kept = 10
+
+
+def test_the_first_samples_do_not_stand_for_later_ones() -> None:
+    ordered: DataLoader[Any] = DataLoader(list(range(N)), 4)  # type: ignore[arg-type]
+    in_part = replace(data_of(ordered), dataset=Kept(range(N)))
+    with pytest.raises(TrialRefused, match="in the dataset's order"):
+        from_batch(ordered, in_part, 3)
+    assert from_batch(ordered, in_part, 0) is in_part  # batches alike, or at its beginning
+    whole = replace(in_part, dataset=list(range(N)))
+    assert next(iter(from_batch(ordered, whole, 3).sampler)) == 12
 
 
 @pytest.mark.parametrize("settings", [Settings(num_workers=1), Settings(background="host")])

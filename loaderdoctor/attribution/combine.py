@@ -159,10 +159,12 @@ def lower_bounds(
     """Lower 95 % bounds of the input and copy shares.
 
     Without ablation what is the loader's of the waits in any case, where other programs had the
-    CPUs; else None.
+    CPUs; else None. Of waits behind which an accelerator computes nothing is known to be exposed.
     """
     if ablation is None or ablation.input_ms is None or not ablation.input_ms.bounded:
         if step is None or step.input_low_ms is None or step.wall_ms.value <= 0:
+            return None
+        if step.clock != "host":
             return None
         return {"input": step.input_low_ms / step.wall_ms.value}
     wall = ablation.plain_ms.value

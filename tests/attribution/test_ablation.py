@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from msgspec import structs
 
@@ -198,6 +200,15 @@ def test_lower_bounds_come_from_the_interval() -> None:
     assert ablation is not None and low is not None and ablation.input_ms is not None
     assert low["input"] == pytest.approx(ablation.input_ms.low / ablation.plain_ms.value)
     assert low["input"] < 7.0 / 11.0
+
+
+def test_waits_are_a_lower_bound_only_where_nothing_computes_behind_them() -> None:
+    # Most of each wait may be hidden behind kernels: 63 % of the step waited, 0 exposed.
+    waited = builders.step(wall_ms=100.0, clock="host", input_ms=65.0, input_low_ms=60.0)
+    low = lower_bounds(None, waited)
+    assert low is not None
+    assert low["input"] == pytest.approx(0.6)
+    assert lower_bounds(None, replace(waited, clock="device")) is None
 
 
 def test_cpu_time_of_a_step_with_ready_batches_leaves_validation_out() -> None:

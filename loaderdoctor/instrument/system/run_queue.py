@@ -18,22 +18,24 @@ class RunQueue:
 
     def __init__(self) -> None:
         self._files: dict[int, int] = {}  # by thread; -1: the system tells nothing
+        self._closed = False
         self.waited_ns()  # opening the first takes ten times as long as reading it
 
     def waited_ns(self) -> int | None:
         """Of the calling thread, since it began; None where the system does not tell."""
         file = self._files.get(get_ident())
         if file is None:
-            file = self._files[get_ident()] = _open()
-        if file < 0:
-            return None
-        try:
-            return int(os.pread(file, _MAX_BYTES, 0).split()[1])
-        except (OSError, ValueError, IndexError):
-            return None
+            file = self._files[get_ident()] = -1 if self._closed else _open()
+        return _read(file) if file >= 0 else None
+
+    def waited_since(self, before_ns: int | None) -> int | None:
+        """Since an earlier reading of the calling thread; None where either tells nothing."""
+        now_ns = self.waited_ns() if before_ns is not None else None
+        return now_ns - before_ns if now_ns is not None and before_ns is not None else None
 
     def close(self) -> None:
         """No file stays open; readings are None from then on."""
+        self._closed = True
         files, self._files = self._files, dict.fromkeys(self._files, -1)
         for file in files.values():
             if file >= 0:
@@ -46,8 +48,15 @@ def _open() -> int:
         file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return -1
-    # A thread that runs has waited at least once, if only for nanoseconds.
-    if int((os.pread(file, _MAX_BYTES, 0).split() or [b"0", b"0"])[1]):
+    if _read(file):  # a thread that runs has waited at least once, if only for nanoseconds
         return file
     os.close(file)
     return -1
+
+
+def _read(file: int) -> int | None:
+    """The second of its numbers; None where they can't be had, as once it is closed."""
+    try:
+        return int(os.pread(file, _MAX_BYTES, 0).split()[1])
+    except (OSError, ValueError, IndexError):
+        return None

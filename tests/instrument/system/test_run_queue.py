@@ -60,7 +60,13 @@ def test_sleeping_is_no_standing_ready() -> None:
 def test_each_thread_is_told_its_own() -> None:
     queue = RunQueue()
     told: list[int | None] = []
-    thread = threading.Thread(target=lambda: told.append(queue.waited_ns()))
+
+    def ask() -> None:
+        for _ in range(20):  # one that was given a CPU at once has not waited for any
+            time.sleep(0.001)
+        told.append(queue.waited_ns())
+
+    thread = threading.Thread(target=ask)
     thread.start()
     thread.join()
     queue.close()
@@ -83,3 +89,43 @@ def test_a_system_that_tells_nothing_is_none(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(os, "open", missing)
     assert RunQueue().waited_ns() is None
+
+
+@pytest.mark.parametrize("said", [b"", b"17", b"no numbers here", None])
+def test_counters_that_cannot_be_read_are_none_and_leave_no_file_open(
+    monkeypatch: pytest.MonkeyPatch, said: bytes | None
+) -> None:
+    """It is asked inside the user's `next()`: nothing may rise from it."""
+
+    def read(*_: object) -> bytes:
+        if said is None:
+            raise OSError
+        return said
+
+    n_open = len(list(Path("/proc/self/fd").iterdir()))
+    monkeypatch.setattr(os, "pread", read)
+    assert RunQueue().waited_ns() is None
+    assert len(list(Path("/proc/self/fd").iterdir())) == n_open
+
+
+def test_closed_between_two_readings_it_tells_nothing_and_not_zero() -> None:
+    queue = RunQueue()
+    before = queue.waited_ns()
+    assert before is not None
+    since = queue.waited_since(before)
+    assert since is not None and since >= 0
+    queue.close()
+    assert queue.waited_since(before) is None
+    assert queue.waited_since(None) is None
+
+
+def test_a_thread_that_asks_after_it_was_closed_opens_nothing() -> None:
+    queue = RunQueue()
+    queue.close()
+    n_open = len(list(Path("/proc/self/fd").iterdir()))
+    told: list[int | None] = []
+    thread = threading.Thread(target=lambda: told.append(queue.waited_ns()))
+    thread.start()
+    thread.join()
+    assert told == [None]
+    assert len(list(Path("/proc/self/fd").iterdir())) == n_open

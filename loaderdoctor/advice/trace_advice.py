@@ -122,7 +122,23 @@ def trace_advice(facts: Facts, findings: Iterable[Finding], bound: Bound) -> tup
         ways += _ways(None, _OF_BOUND.get(bound, ()), cost.ms, facts)
     if _only_workers_help(facts):
         ways = [way if way.kind in _OF_POOL else _afterwards(way) for way in ways]
-    return tuple(sorted(ways, key=lambda way: -(way.bound_ms or 0.0)))
+    ranks = {x.kind: _ms(x, facts) for x in found if x.evidence.get("gb_per_s") is not None}
+    return tuple(sorted(ways, key=lambda way: -_rank_ms(way, ranks)))
+
+
+def _rank_ms(way: CodeAdvice, ranks: Mapping[Kind, float]) -> float:
+    """What the change gains at best; of fewer bytes, for which that is not known, the whole cost.
+
+    It comes before others of that cost as both loops that were recorded waiting at such a rate gain
+    most by it (`traces/h200`).
+    """
+    if way.bound_ms is None and way.axis == _FEWER_BYTES.axis and way.kind is not None:
+        return ranks.get(way.kind, 0.0)
+    return way.bound_ms or 0.0
+
+
+def _ms(finding: Finding, facts: Facts) -> float:
+    return (finding.share or 0.0) * (facts.step_ms or 0.0)
 
 
 def _only_workers_help(facts: Facts) -> bool:
@@ -136,6 +152,7 @@ def _only_workers_help(facts: Facts) -> bool:
 # Where workers set the pace, what is no cause of that gains nothing by itself.
 _OF_POOL = (None, Kind.TOO_FEW_WORKERS, Kind.ITERATOR_RECREATED)
 _MOVED = "Where moving the bytes holds the workers up, more of them gain nothing."
+_BYTES = "How much of the step is waiting for bytes, a trace does not tell."
 
 
 def _afterwards(way: CodeAdvice) -> CodeAdvice:
@@ -144,26 +161,22 @@ def _afterwards(way: CodeAdvice) -> CodeAdvice:
 
 
 def _of(finding: Finding, facts: Facts) -> Iterator[CodeAdvice]:
-    changes = _ANSWERS.get(finding.kind, ())
-    if finding.evidence.get("gb_per_s") is not None:
-        more = replace(_MORE_WORKERS, caution=f"{_MOVED} {_CPUS}")
-        pool = finding.kind is Kind.TOO_FEW_WORKERS
-        return _by_bytes(finding, (_FEWER_BYTES, more) if pool else changes, facts)
+    changes, cost_ms = _ANSWERS.get(finding.kind, ()), _ms(finding, facts)
     if finding.evidence.get("in_bursts"):
         changes += (_ANY_ORDER,)
-    return _ways(finding.kind, changes, (finding.share or 0.0) * (facts.step_ms or 0.0), facts)
-
-
-def _by_bytes(finding: Finding, changes: tuple[_Change, ...], facts: Facts) -> Iterator[CodeAdvice]:
-    """The first bounded by all that bytes may cost, those behind it by nothing that is known."""
-    copies = facts.trace.copies if facts.trace is not None else ()
-    moved_ms = sum(c.exposed_ms_per_step + c.idle_after_ms_per_step for c in copies)
-    waits_ms = (
-        (facts.trace.shares.input or 0.0) * facts.trace.wall_ms if facts.trace is not None else 0.0
-    )
-    for i, way in enumerate(_ways(finding.kind, changes, 0.0, facts)):
-        bound_ms = moved_ms + waits_ms if i == 0 else None
-        yield replace(way, bound_ms=bound_ms, predicted_from="trace" if i == 0 else None)
+    if finding.evidence.get("gb_per_s") is None:
+        yield from _ways(finding.kind, changes, cost_ms, facts)
+        return
+    if _FEWER_BYTES not in changes:
+        changes = (_FEWER_BYTES, *changes)
+    for way in _ways(finding.kind, changes, cost_ms, facts):
+        if way.axis == _FEWER_BYTES.axis:
+            caution = f"{way.caution} {_BYTES}"
+            yield replace(way, bound_ms=None, predicted_from=None, caution=caution)
+        elif way.axis == _MORE_WORKERS.axis:
+            yield replace(way, caution=f"{_MOVED} {way.caution}")
+        else:
+            yield way
 
 
 # From pinned memory (`traces/`, H100); at best all of it.

@@ -283,12 +283,16 @@ MIN_SILENT_SHARE = 0.1
 MIN_SILENT_PART = 0.5
 
 
+def pinned_bytes(trace: TraceFacts) -> float:
+    """Bytes a step that are copied from pinned memory: what a thread may have pinned."""
+    return sum(c.bytes_per_step for c in trace.copies if c.source == "pinned")
+
+
 def moved_gb_per_s(trace: TraceFacts) -> float | None:
     """What worker processes hand over and a thread pins, where that is much; None: it is not."""
     if trace.fetching.kind not in ("multi-process", "mixed") or trace.wall_ms <= 0:
         return None
-    n_bytes = sum(c.bytes_per_step for c in trace.copies if c.source == "pinned")
-    gb_per_s = n_bytes / trace.wall_ms / 1e6
+    gb_per_s = pinned_bytes(trace) / trace.wall_ms / 1e6
     return gb_per_s if gb_per_s >= MANY_GB_PER_S else None
 
 

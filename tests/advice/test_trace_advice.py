@@ -11,6 +11,7 @@ from loaderdoctor.attribution.combine import facts_of_trace
 from loaderdoctor.attribution.verdict import judge_trace
 from loaderdoctor.facts.trace import TraceFacts
 from loaderdoctor.findings.find import find
+from loaderdoctor.findings.model import Kind
 from tests.findings.builders import copy_facts, shares, trace
 from tests.trace_facts import changed
 
@@ -35,13 +36,31 @@ def test_where_many_bytes_are_moved_fewer_of_them_come_first() -> None:
     moved = copy_facts(bytes_per_step=24e6, median_bytes=24e6, exposed_ms_per_step=0.5)
     seen = changed(WAITING, copies=(moved,))
     facts = facts_of_trace(seen)
-    first, second = trace_advice(facts, find(facts), judge_trace(seen)[0])
+    first, second, third = trace_advice(facts, find(facts), judge_trace(seen)[0])
     assert first.title == "Send uint8 and normalise on the device"
-    assert first.bound_ms == pytest.approx(6.5)  # all the waiting, and the copy
-    assert second.title == "Give the loader more workers" and second.bound_ms is None
+    assert first.bound_ms is None and first.predicted_from is None  # no trace tells how much
+    assert "a trace does not tell" in (first.caution or "")
+    assert second.title == "Give the loader more workers"
     assert "more of them gain nothing" in (second.caution or "")
+    assert third.title == "Do less for each batch"
+    assert second.bound_ms == third.bound_ms == pytest.approx(6.0)  # as of any other pool
     light = changed(WAITING, copies=(copy_facts(bytes_per_step=8e6, median_bytes=8e6),))
     assert titles(light)[0] == "Give the loader more workers"
+
+
+def test_bytes_a_step_are_those_of_their_rate() -> None:
+    pinned = copy_facts(bytes_per_step=24e6, median_bytes=24e6)
+    pageable = copy_facts(source="pageable", bytes_per_step=96e6, median_bytes=96e6)
+    still = replace(pinned, idle_after_ms_per_step=3.2, silent_after_ms_per_step=3.0)
+    for seen, kind in (
+        (changed(WAITING, copies=(pinned, pageable)), Kind.TOO_FEW_WORKERS),
+        (
+            trace(shares=shares(host=0.4), host_exposed_ms=4.0, copies=(still, pageable)),
+            Kind.PIN_THREAD_BOUND,
+        ),
+    ):
+        (summary,) = (x.summary for x in find(facts_of_trace(seen)) if x.kind is kind)
+        assert "22.9 MiB a step, 2.4 GB/s" in summary  # of 10 ms
 
 
 def test_silence_behind_copies_is_neither_copying_nor_the_loops_own_for_sure() -> None:

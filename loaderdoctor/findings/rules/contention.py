@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from loaderdoctor import format as fmt
 from loaderdoctor.facts.shares import MODERATE_SHARE
-from loaderdoctor.facts.trace import moved_gb_per_s, silent_behind_copies_ms
+from loaderdoctor.facts.trace import moved_gb_per_s, pinned_bytes, silent_behind_copies_ms
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.capacity import (
     batch_ms,
@@ -192,7 +192,7 @@ def _pinning_of_trace(facts: Facts) -> Finding | None:
     silent_ms = silent_behind_copies_ms(trace) if trace is not None else 0.0
     if trace is None or not silent_ms:
         return None
-    gb_per_s, n_bytes = moved_gb_per_s(trace), sum(c.bytes_per_step for c in trace.copies)
+    gb_per_s, n_bytes = moved_gb_per_s(trace), pinned_bytes(trace)
     return Finding(
         kind=Kind.PIN_THREAD_BOUND,
         severity=Severity.UNCERTAIN,

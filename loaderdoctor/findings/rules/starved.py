@@ -10,6 +10,7 @@ from loaderdoctor.facts.trace import (
     BURST_PART,
     in_bursts,
     moved_gb_per_s,
+    pinned_bytes,
     workers_set_the_pace,
 )
 from loaderdoctor.facts.whole import Facts
@@ -160,11 +161,10 @@ def _pool_of_trace(facts: Facts) -> Finding | None:
     gb_per_s = moved_gb_per_s(trace)
     moved = ""
     if gb_per_s is not None:
-        n_bytes = sum(c.bytes_per_step for c in trace.copies)
         moved = (
-            f" {fmt.n_bytes(n_bytes)} a step, {gb_per_s:.1f} GB/s, pass through shared memory and "
-            "through the one thread that pins them: that may be all that they wait for, and more "
-            "workers do not make it faster."
+            f" {fmt.n_bytes(pinned_bytes(trace))} a step, {gb_per_s:.1f} GB/s, pass through shared "
+            "memory and through the one thread that pins them: that may be all that they wait for; "
+            "then more workers do not make it faster."
         )
     return Finding(
         kind=Kind.TOO_FEW_WORKERS,
@@ -185,7 +185,8 @@ def _pool_of_trace(facts: Facts) -> Finding | None:
         },
         advice="More workers as long as CPUs are left for them; else less work for each batch."
         if gb_per_s is None
-        else "Send fewer bytes: uint8, normalised on the device.",
+        else "Send fewer bytes where they are floats made of bytes: uint8, normalised on the "
+        "device. Else more workers as long as CPUs are left, or less work for each batch.",
         predictions=(
             Prediction(
                 sentence="Workers that keep up would bring the step to "

@@ -149,7 +149,9 @@ class Proof:
     def beside(self, expected: str | None) -> str:
         """`words`, beside what the advice said of what is trained; None: that it stays the same."""
         words = self._of_samples()
-        if expected is None or self.numerics != "changed" or self._not_finite:
+        if expected is None or self._not_finite:
+            return words
+        if self.numerics != "changed" and not self._samples_lost:
             return words
         if self.as_expected(expected) is not None:
             as_it = "as" if self.as_expected(expected) else "not as"
@@ -166,13 +168,20 @@ class Proof:
         at = self.kept.first_differing_step  # of other batches no losses are the same
         return f"other batches, {self.samples.words}: losses differ from step {at} on"
 
+    @property
+    def _samples_lost(self) -> bool:
+        """Whether samples were seen to be lost, or to come twice."""
+        return self.samples is not None and self.samples.same is False
+
     def as_expected(self, expected: str | None) -> bool | None:
         """Whether training is as the advice said (None: the same); None: not known, or not checked.
 
         Losses of other batches differ whatever is in these: whether no sample is lost then is told
-        from the samples of an epoch.
+        from the samples of an epoch. No advice takes samples away, and losses make up for none.
         """
         numerics = self.numerics
+        if self._samples_lost:
+            return False
         if numerics == "unknown":
             return None
         if numerics != "changed":

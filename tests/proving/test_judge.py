@@ -186,6 +186,41 @@ def test_other_batches_are_as_advised_where_no_sample_is_lost() -> None:
     assert not proved([10.0, 10.0], [5.0, 5.0], losses=[1.0] * N).other_batches
 
 
+@pytest.mark.parametrize(
+    "expected",
+    [
+        "numerics change",
+        "the model has fewer parameters",
+        "pixels differ a little, and random draws are made in the training process",
+        "batches come in another order",
+        None,
+    ],
+)
+@pytest.mark.parametrize(
+    ("losses", "own", "numerics"),
+    [
+        ([1.0] * N, FALLING, "changed"),
+        (FALLING, FALLING, "same"),
+        ([1.0] * N, [2.0] * N, "unknown"),  # losses that differ by themselves
+    ],
+)
+def test_lost_samples_are_never_as_expected_whatever_the_losses_say(
+    expected: str | None, losses: Sequence[float], own: Sequence[float], numerics: str
+) -> None:
+    turns = [(run(10.0, losses=x), run(5.0, losses=losses, inputs="other")) for x in (FALLING, own)]
+    found = proof(turns)
+    assert found is not None and found.numerics == numerics and found.other_batches
+    lost = replace(found, samples=Samples(n=400, n_changed=380, n_lost=20))
+    assert lost.as_expected(expected) is False
+    assert "samples lost: 20 of 400" in lost.beside(expected)
+    assert ", as the advice says" not in lost.beside(expected)
+    assert ("not as the advice says" in lost.beside(expected)) is (expected is not None)
+    assert record(lost, changes="", expected=expected).as_expected is False
+    whole = replace(found, samples=Samples(n=400, n_changed=400))
+    by_losses = whole.as_expected(expected)
+    assert by_losses is {"same": True, "unknown": None, "changed": expected is not None}[numerics]
+
+
 @pytest.mark.parametrize("lost", [math.nan, math.inf])
 def test_no_advice_expects_losses_that_are_no_numbers(lost: float) -> None:
     broken = [1.0] * (N - 1) + [lost]

@@ -85,6 +85,9 @@ FULL_SHARE = 0.85
 # two CPUs 15 % cost nothing measurable, 25 % cost 8-16 %, 50 % cost 60-90 % (and a loop of one
 # thread nothing): `benchmarks/contention.py --alone`.
 BUSY_SHARE = 0.20
+# A quota that ends this part of its periods early makes threads stand ready by itself (the limit of
+# `findings.rules.threads`).
+THROTTLED_SHARE = 0.2
 # Workers idle for this part of the time have batches ready whenever the loop asks.
 READY_IDLE_SHARE = 0.5
 
@@ -196,7 +199,7 @@ def host_low_share(
     What stack samples show of the loop's own work stays.
     """
     cpu = step.cpu if step is not None else None
-    if step is None or cpu is None or _part_of_others(step, usable_cpus) is None:
+    if step is None or cpu is None or _others_cores(step, usable_cpus) is None:
         return None
     if cpu.train_wait_share is None or step.wall_ms.value <= 0:
         return None
@@ -204,16 +207,33 @@ def host_low_share(
     return max(0.0, own_low_share, host - elsewhere)
 
 
+def _others_cores(step: StepFacts | None, usable_cpus: float | None) -> float | None:
+    """The CPUs that other programs keep busy; None where they are too few to matter."""
+    others = step.cpu.other_cores if step is not None and step.cpu is not None else None
+    if not usable_cpus or others is None or others < BUSY_SHARE * usable_cpus:
+        return None
+    return others
+
+
 def _part_of_others(step: StepFacts | None, usable_cpus: float | None) -> float | None:
     """Of the time that the training thread stands ready without a CPU, how much others make it.
 
-    None where they use too little to matter. The fair share of whoever else is on the CPUs: other
-    programs, and the loop's own workers, whose doing is the loader's.
+    The fair share of whoever else is on the CPUs: other programs, and the loop's own workers and
+    threads, whose doing is the loader's. A thread has a CPU for no more than the time that it does
+    not stand ready; what else its process used, other threads did (a pool of OpenMP's, one that
+    pins). None where others use too little to matter, where it is not known what the loop's own
+    processes used, and where a quota holds them back: then that is what they stand ready for.
     """
-    others = step.cpu.other_cores if step is not None and step.cpu is not None else None
-    if step is None or not usable_cpus or others is None or others < BUSY_SHARE * usable_cpus:
+    others = _others_cores(step, usable_cpus)
+    if others is None or step is None or step.cpu is None:
         return None
-    return others / (others + (step.worker_cpu_cores or 0.0))
+    if step.worker_cpu_cores is None or step.main_cpu_cores is None:
+        return None
+    if (step.cpu.throttled_share or 0.0) >= THROTTLED_SHARE:
+        return None
+    thread = 1.0 - (step.cpu.train_wait_share or 0.0)
+    threads = max(0.0, step.main_cpu_cores - thread)
+    return others / (others + step.worker_cpu_cores + threads)
 
 
 def core_contention(ablation: AblationFacts) -> str:

@@ -234,6 +234,52 @@ def test_of_a_shared_queue_workers_keep_their_part() -> None:
     assert kept.mechanisms.wait_ms.high == pytest.approx(20.2)
 
 
+def beside_own_threads(wait_share: float | None) -> StepFacts:
+    """Two CPUs, of which the training process uses 1.6 and other programs 0.4."""
+    used = CpuFacts(
+        other_cores=0.4, waiting_threads=None, train_wait_share=wait_share, throttled_share=None
+    )
+    return step(
+        wall_ms=10.0,
+        cpu=used,
+        input_ms=6.0,
+        queued_ms=5.0,
+        main_cpu_cores=1.6,
+        worker_cpu_cores=0.0,
+    )
+
+
+def test_of_a_shared_queue_the_loops_own_threads_keep_their_part() -> None:
+    # A collate that fights its own OpenMP threads, beside a light program.
+    surely = waits_without_neighbours(beside_own_threads(None), 2.0)
+    assert surely is not None
+    assert surely.input_ms == pytest.approx(6.0 - 5.0 * 0.4 / (0.4 + 0.6))
+    # The thread stands ready half of the time: it used no more than 0.5 of the 1.6.
+    known = waits_without_neighbours(beside_own_threads(0.5), 2.0)
+    assert known is not None
+    assert known.input_ms == pytest.approx(6.0 - 5.0 * 0.4 / (0.4 + 1.1))
+    assert known.neighbours_ms == pytest.approx(5.0 * 0.4 / 1.5)
+
+
+@pytest.mark.parametrize("unknown", ["worker_cpu_cores", "main_cpu_cores"])
+def test_a_queue_is_put_down_to_others_only_where_the_loops_own_use_is_known(unknown: str) -> None:
+    told = beside_own_threads(0.5)
+    not_told = replace(told, **{unknown: None})  # type: ignore[arg-type]
+    assert waits_without_neighbours(told, 2.0) is not told
+    assert waits_without_neighbours(not_told, 2.0) is not_told
+
+
+def test_what_a_quota_holds_back_is_no_neighbours_doing() -> None:
+    beside = beside_own_threads(0.5)
+    assert beside.cpu is not None
+    held = replace(beside, cpu=replace(beside.cpu, throttled_share=0.9))
+    assert waits_without_neighbours(held, 2.0) is held
+    # Whose ever it is: what a trace calls the host's may be standing ready all the same.
+    assert host_low_share(0.6, held, 0.0, 2.0) == pytest.approx(0.6)
+    once = replace(beside, cpu=replace(beside.cpu, throttled_share=0.01))
+    assert waits_without_neighbours(once, 2.0) is not once
+
+
 def test_workers_that_compete_with_one_another_are_the_loaders() -> None:
     # Nothing else runs: eight workers on two CPUs, and the loop has no CPU when its batch comes.
     alone = replace(other(0.1), worker_cpu_cores=1.7)

@@ -60,7 +60,7 @@ def mechanisms(
     unqueued = _mean(plain, lambda w: _unqueued_ms(w, train))
     elsewhere = any(x.in_background for x in observed.loaders if x.role == "train")
     return Mechanisms(
-        wait_ms=mean(waits).plus(boundary_ms) if len(waits) > 1 else None,
+        wait_ms=mean(waits).plus(boundary_ms) if waits else None,  # of one: no interval
         boundary_ms=boundary_ms,
         got_ms=_mean(plain, lambda w: _got_cpu_ms(w, train)),
         queued_ms=_mean(plain, lambda w: _queued_ms(w, train)),

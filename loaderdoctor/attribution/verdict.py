@@ -34,9 +34,10 @@ def judge_trace(trace: TraceFacts) -> tuple[Bound, VerdictSeverity]:
     that likely took. A host verdict is high only where launches or gaps bear it out, and none where
     even the most that the host may take makes none: then the step computes, as it seems. Where no
     loader was recorded, silence at the beginning of steps counts as host but may be waiting for
-    batches: a host verdict that rests on it is uncertain. Of few steps the lower ends of their
-    shares bear the severity. Where worker processes set the pace, what else the step waits for only
-    shortens the wait for them.
+    batches: a host verdict that rests on it is uncertain. So may silence behind copies: where that
+    is most of the host's, and too little is left without, the step may be input-bound. Of few steps
+    the lower ends of their shares bear the severity. Where worker processes set the pace, what else
+    the step waits for only shortens the wait for them.
 
     Workers make batches as fast as ever while the loop is recorded: where that slows it much, those
     that keep up with it may yet be too slow for it otherwise, and a host verdict is no more than
@@ -51,9 +52,13 @@ def judge_trace(trace: TraceFacts) -> tuple[Bound, VerdictSeverity]:
     paced = only_workers_help(trace, input_share=waits, copy_share=copies)
     if trace.n_steps and paced and waits >= HIGH_SHARE:
         return "input", shown_severity(waits, low.get("input"))
+    silent = silent_behind_copies_ms(trace) / trace.wall_ms if trace.wall_ms > 0 else 0.0
+    own = (shares.host or 0.0) - silent
+    if silent:  # the loop's own, or a wait for the thread that pins
+        low["host"] = min(own, low.get("host", 1.0) - silent)
     bound, severity = verdict_from_shares(shares, low, enough_steps=trace.n_steps > 0)
-    if bound == "host" and silent_behind_copies_ms(trace):
-        return "input", "uncertain"  # if it is the thread that pins which holds the loop up
+    if bound == "host" and silent and own < min(silent, HIGH_SHARE):
+        return "input", "uncertain"  # if it is that thread which holds the loop up
     if bound == "copy" and trace.shared_gpu:  # it may have waited for the GPU's turn
         return bound, "uncertain"
     if bound == "compute" and severity == "none" and idle_is_recordings(trace, shares):
@@ -61,7 +66,7 @@ def judge_trace(trace: TraceFacts) -> tuple[Bound, VerdictSeverity]:
     if bound != "host" or severity != "high":
         return bound, severity
     surely, perhaps = host_bounds(trace)
-    if surely >= HIGH_SHARE and not recording_hides_waits(trace):
+    if surely - silent >= HIGH_SHARE and not recording_hides_waits(trace):
         return bound, severity
     return (bound, "moderate") if perhaps >= HIGH_SHARE else ("compute", "uncertain")
 

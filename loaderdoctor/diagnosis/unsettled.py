@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from loaderdoctor import format as fmt
 from loaderdoctor.diagnosis.analysis import Analysis
+from loaderdoctor.facts.loop import AblationFacts
+from loaderdoctor.facts.shares import MODERATE_MIN_LOW_SHARE
 from loaderdoctor.findings.exposure import is_open
 from loaderdoctor.instrument.command.launched_run import ScriptRunLike
 from loaderdoctor.instrument.command.repeated_run import RepeatedRun
@@ -38,12 +41,29 @@ def unsettled(
         return f"It could not be compared with batches already in memory: {reason.rstrip('.')}."
     if ablation.contended_ms:
         return "What else ran on these CPUs may be all of it: see the warnings."
+    if (waited_ms := _carried_by_nothing_recorded_ms(ablation)) is not None:
+        return (
+            f"{ablation.n_rounds} rounds show it, but not by what: getting batches takes "
+            f"{fmt.ms(waited_ms)} a step, and what else may carry it was not recorded. More rounds "
+            "would not tell."
+        )
     if ablation.n_rounds >= MAX_LONGER_ROUNDS:
         return (
             f"{ablation.n_rounds} rounds did not settle it: something else takes turns with "
             "the loop on this machine. Run it again when that is idle."
         )
     return f"The budget of {budget_s:g} s was used up: --budget {2 * budget_s:g} measures longer."
+
+
+def _carried_by_nothing_recorded_ms(ablation: AblationFacts) -> float | None:
+    """The wait, where the rounds alone show a cost that nothing recorded bears; else None."""
+    seen, measured, found = ablation.mechanisms, ablation.raw, ablation.input_ms
+    shown = measured.input_ms if measured is not None else None
+    if seen is None or seen.wait_ms is None or shown is None or found is None:
+        return None
+    least_ms = MODERATE_MIN_LOW_SHARE * ablation.plain_ms.value
+    several = ablation.n_rounds > 1  # of a single one most is not known for that
+    return seen.wait_ms.value if several and found.low < least_ms <= shown.low else None
 
 
 def ended_by_itself(script_run: ScriptRunLike) -> bool:

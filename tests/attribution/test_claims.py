@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from loaderdoctor.attribution.claims import CALL_MS, by_mechanisms, claimed
 from loaderdoctor.attribution.combine import best_shares
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts.loop import AblationFacts, Mechanisms
+from loaderdoctor.facts.shares import shown_severity
 from loaderdoctor.instrument.wire.records import TransferRecord
 from tests.findings import builders
 from tests.findings.builders import estimate
@@ -105,14 +107,71 @@ def test_what_its_own_noise_hides_carries_nothing_but_leaves_the_upper_end_open(
     assert claim.high == pytest.approx(0.6 + 11.0 + 2 * 0.2)
 
 
-@pytest.mark.parametrize(
-    "missing", ["wait_ms", "run_queue_ms", "cpu_ms", "interpreter_ms", "work_ms"]
-)
-def test_a_mechanism_that_was_not_recorded_bounds_nothing(missing: str) -> None:
-    difference = estimate(12.7, 11.5)
+@pytest.mark.parametrize("missing", ["run_queue_ms", "cpu_ms", "interpreter_ms", "work_ms"])
+def test_without_one_mechanism_the_others_bound_what_is_shown_not_what_may_be(missing: str) -> None:
+    difference = estimate(40.0, 5.0)
     gone: dict[str, Any] = {missing: None}
-    assert by_mechanisms(difference, replace(seen(), **gone)) == difference
+    claim = by_mechanisms(difference, replace(seen(mapping_ms=2.0), **gone))
+    assert [claim.value, claim.low, claim.high] == pytest.approx([40.0, 2.5, 45.0])
+
+
+def test_where_no_fetch_was_recorded_nothing_bounds_a_difference() -> None:
+    difference = estimate(12.7, 11.5)
     assert by_mechanisms(difference, None) == difference
+    assert by_mechanisms(difference, replace(seen(), wait_ms=None)) == difference
+
+
+@pytest.mark.parametrize("exposed", [True, False])
+def test_the_wait_of_a_single_window_bounds_what_is_shown(exposed: bool) -> None:
+    rounds = estimate(40.0, 5.0, n=1)
+    for waited_ms, low in ((50.0, 35.0), (0.5, 0.5)):
+        of_one = Estimate.around(waited_ms, math.inf, n=1)
+        claim = by_mechanisms(rounds, seen(of_one, exposed=exposed, run_queue_ms=None))
+        assert claim == replace(rounds, low=low)
+
+
+@pytest.mark.parametrize("work_ms", [estimate(450.0, 20.0), None])
+@pytest.mark.parametrize("n_rounds", [1, 5])
+def test_busy_workers_do_not_bear_a_difference_that_nothing_was_seen_to_carry(
+    work_ms: Estimate | None, n_rounds: int
+) -> None:
+    """On other cores they work much longer than the loop waits: 0.35 of 1,749 ms."""
+    pause = Estimate(value=1320.0, low=970.0, high=1670.0, n=n_rounds)
+    known = seen(estimate(0.35, 0.1), exposed=False, run_queue_ms=None, work_ms=work_ms)
+    claim = claimed(ablation(pause, mechanisms=known, step_ms=1749.0))
+    assert claim is not None and claim.input_ms is not None
+    share = claim.input_ms.scaled(1 / 1749.0)
+    assert shown_severity(share.value, share.low) == "uncertain"
+    assert claim.input_ms.high == 1670.0
+
+
+@pytest.mark.parametrize("exposed", [True, False])
+def test_a_wait_that_was_seen_bears_the_difference_however_it_varied(exposed: bool) -> None:
+    """Few windows, each of another epoch: a wait of 107 ms, -45 to 259; 125 ± 39 of 190 by rounds.
+
+    The windows that waited are those that differ.
+    """
+    rounds = estimate(125.5, 39.2, n=1)
+    known = seen(estimate(107.0, 152.0), exposed=exposed, run_queue_ms=None, work_ms=None)
+    claim = by_mechanisms(rounds, known)
+    assert claim.low == pytest.approx(86.3)
+
+
+def test_page_faults_that_were_measured_stay_after_one_round() -> None:
+    rounds = estimate(10.0, 10.5, n=1)
+    claim = by_mechanisms(rounds, seen(mapping_ms=9.0, run_queue_ms=None))
+    assert claim.value == pytest.approx(9.5, abs=0.1)
+    assert claim.low == pytest.approx(9.4)
+
+
+def test_what_was_seen_is_weighed_in_once_where_others_use_the_cpus() -> None:
+    """The wait is without what they kept a CPU from: it is the loader's as any other."""
+    rounds = estimate(14.0, 8.0, n=1)
+    known = seen(estimate(10.0, 4.0), run_queue_ms=None, parted=True)
+    alone, beside = ablation(rounds, mechanisms=known), ablation(rounds, mechanisms=known)
+    claims = claimed(alone), claimed(replace(beside, neighbours_ms=5.0))
+    assert claims[0] is not None and claims[1] is not None
+    assert claims[0].input_ms == claims[1].input_ms
 
 
 def test_what_the_loop_waits_is_known_after_one_round() -> None:
@@ -124,7 +183,7 @@ def test_what_the_loop_waits_is_known_after_one_round() -> None:
     no_wait = by_mechanisms(wide, seen(estimate(2.0, 0.5), run_queue_ms=None))
     assert [no_wait.value, no_wait.low, no_wait.high] == pytest.approx([2.0, 1.5, 490.0], rel=0.01)
     surely = by_mechanisms(estimate(40.0, 5.0), seen(estimate(2.0, 0.5), run_queue_ms=None))
-    assert surely == estimate(40.0, 5.0)
+    assert [surely.value, surely.low, surely.high] == [40.0, 2.0, 45.0]
     assert by_mechanisms(wide, known, contended=True) == wide
     assert by_mechanisms(wide, replace(known, exposed=False, work_ms=None)) == wide
     assert by_mechanisms(replace(wide, high=20.0), known) == replace(wide, high=20.0)
@@ -141,9 +200,10 @@ def test_after_one_round_a_loader_costs_no_more_than_its_work_can() -> None:
     idle = by_mechanisms(once, replace(known, work_ms=estimate(0.6, 0.2)))
     assert idle.value == pytest.approx(0.4 + 4 * 0.6)
     assert idle.high < 5.0
-    # Workers that compute for as long may have taken all of it.
-    assert by_mechanisms(once, replace(known, work_ms=estimate(1200.0, 50.0))) == once
-    assert by_mechanisms(once, replace(known, work_ms=None)) == once
+    # Workers that compute for as long may have taken all of it, which nothing shows.
+    for work_ms in (estimate(1200.0, 50.0), None):
+        busy = by_mechanisms(once, replace(known, work_ms=work_ms))
+        assert busy == replace(once, low=0.4)
 
 
 def test_waits_that_other_programs_may_have_caused_are_no_floor() -> None:

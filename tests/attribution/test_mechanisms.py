@@ -87,6 +87,13 @@ def test_with_an_accelerator_waits_may_be_hidden() -> None:
     assert not seen.exposed
 
 
+def test_the_wait_of_one_window_is_known_without_an_interval() -> None:
+    plain = counted("plain", wait_ms=3.0)
+    seen = mechanisms(rounds(plain, READY)[:1], [plain], observed())
+    assert seen.wait_ms is not None and seen.wait_ms.value == pytest.approx(3.0)
+    assert not seen.wait_ms.bounded
+
+
 def test_what_was_not_recorded_is_none() -> None:
     bare = window("plain", [10.0] * N)
     seen = mechanisms(rounds(bare, window("no_input", [9.0] * N)), [bare] * 3, observed())

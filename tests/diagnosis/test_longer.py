@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from loaderdoctor.attribution.claims import claimed
 from loaderdoctor.diagnosis.run import Diagnosis, DiagnosisOptions
+from loaderdoctor.diagnosis.unsettled import unsettled
+from loaderdoctor.estimate import Estimate
+from loaderdoctor.facts.loop import Mechanisms
 from loaderdoctor.instrument.wire.protocol import Ended, ProfilerSchedule
 from loaderdoctor.tryout.ablating import MAX_LONGER_ROUNDS, MAX_ROUNDS
 from loaderdoctor.tryout.windows import MIN_ROUNDS
@@ -149,3 +154,30 @@ def test_on_an_accelerator_open_shares_get_what_no_trial_needs_before_the_profil
         assert "trial" not in modes
         assert made.evidence is not None and made.evidence.profiled is not None
         assert script_run.now_s <= 45.0
+
+
+def test_rounds_that_nothing_recorded_bears_ask_for_no_longer_run(tmp_path: Path) -> None:
+    script_run = noisy(noise=0.01, no_input=50.0)
+    made = diagnosed(script_run, tmp_path, budget_s=45.0)
+    analysis, evidence = made.analysis, made.evidence
+    assert analysis is not None and analysis.facts.ablation is not None
+    measured = analysis.facts.ablation.raw
+    assert measured is not None and measured.n_rounds > 1
+    waited = Mechanisms(
+        wait_ms=Estimate.around(0.4, 0.1, n=5),
+        exposed=False,
+        run_queue_ms=None,
+        cpu_ms=None,
+        interpreter_ms=None,
+    )
+    facts = replace(analysis.facts, ablation=claimed(replace(measured, mechanisms=waited)))
+    said = unsettled(
+        replace(analysis, facts=facts, severity="uncertain"),
+        evidence,
+        script_run,
+        budget_s=45.0,
+        ablates=True,
+        interrupted=False,
+    )
+    assert said is not None and "rounds show it, but not by what" in said
+    assert "--budget" not in said

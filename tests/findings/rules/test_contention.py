@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from loaderdoctor.attribution.combine import facts_of_trace
+from loaderdoctor.attribution.verdict import judge_trace
 from loaderdoctor.facts.trace import ProfilerFacts
 from loaderdoctor.findings.model import Severity
 from loaderdoctor.findings.rules.contention import (
@@ -179,3 +180,21 @@ def test_a_full_cpu_is_no_fight_where_mapping_explains_the_cost() -> None:
     assert cpu_saturated_workers(facts) is not None
     assert cpu_saturated_workers(with_pages(facts)) is None
     assert batch_page_faults(with_pages(facts)) is not None
+
+
+@pytest.mark.parametrize(
+    ("host", "silent_ms", "expected"),
+    [
+        (0.35, 3.0, ("input", "uncertain")),
+        # A tenth of the step does not make a wait of three fifths.
+        (0.6, 1.1, ("host", "high")),
+        (0.25, 1.1, ("host", "moderate")),
+        (0.6, 4.5, ("input", "uncertain")),
+    ],
+)
+def test_silence_makes_a_host_verdict_an_input_one_only_where_little_host_is_left(
+    host: float, silent_ms: float, expected: tuple[str, str]
+) -> None:
+    copy = replace(STILL, idle_after_ms_per_step=silent_ms, silent_after_ms_per_step=silent_ms)
+    seen = changed(SILENT, shares=shares(host=host), host_exposed_ms=10.0 * host, copies=(copy,))
+    assert judge_trace(seen) == expected

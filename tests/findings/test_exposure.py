@@ -1,0 +1,65 @@
+"""Whether what was measured leaves the verdict open."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from loaderdoctor.attribution.claims import claimed
+from loaderdoctor.attribution.combine import best_shares, lower_bounds
+from loaderdoctor.attribution.verdict import judge_run
+from loaderdoctor.estimate import Estimate
+from loaderdoctor.facts.loop import AblationFacts, Mechanisms
+from loaderdoctor.facts.whole import Facts
+from loaderdoctor.findings.exposure import is_open
+from tests.findings.builders import estimate, healthy, step, trace
+
+
+def on_a_cpu(difference: Estimate) -> Facts:
+    """Steps of 100 ms that wait 2 for their batches, and what one round of windows says of it."""
+    seen = Mechanisms(
+        wait_ms=estimate(2.0, 0.5),
+        exposed=True,
+        run_queue_ms=None,
+        cpu_ms=None,
+        interpreter_ms=None,
+    )
+    ablation = claimed(
+        AblationFacts(
+            plain_ms=estimate(100.0, 1.0),
+            no_input_ms=estimate(100.0 - difference.value, 1.0),
+            no_copy_ms=None,
+            input_ms=difference,
+            copy_ms=None,
+            n_rounds=difference.n,
+            mechanisms=seen,
+        )
+    )
+    recorded = trace(wall_ms=100.0, has_accelerator=False)
+    return replace(
+        healthy(step=step(wall_ms=100.0), trace=recorded, ablation=ablation),
+        shares=best_shares(recorded, None, ablation),
+        shares_low=lower_bounds(ablation),
+    )
+
+
+@pytest.mark.parametrize(
+    ("difference", "expected"),
+    [
+        (Estimate(value=30.0, low=-40.0, high=97.0, n=1), True),
+        (Estimate(value=3.0, low=-1.0, high=7.0, n=1), False),
+    ],
+)
+def test_a_health_is_open_while_the_loader_may_cost_much(
+    difference: Estimate, expected: bool
+) -> None:
+    facts = on_a_cpu(difference)
+    assert judge_run(facts) == ("compute", "none")
+    assert is_open("none", facts) is expected
+
+
+def test_a_health_with_the_loaders_part_known_is_settled() -> None:
+    assert not is_open("none", healthy())
+    assert not is_open("none", healthy(ablation=None))
+    assert is_open("uncertain", healthy())

@@ -146,6 +146,8 @@ class Scaled:  # the loader's pictures, which come as bytes: scaled as a whole, 
             yield [images, labels]
 def to_bytes(picture):  # ToTensor() without scaling
     array = numpy.array(picture)
+    if array.dtype != numpy.uint8:
+        raise TypeError(f"pictures of {array.dtype} can't travel as bytes")
     array = array[..., None] if array.ndim == 2 else array
     return torch.from_numpy(array.transpose(2, 0, 1).copy())
 def bytes_first(transform):  # up to ToTensor(), and what is behind it

@@ -18,6 +18,7 @@ from loaderdoctor.advice.source import unknown_names
 from loaderdoctor.advice.writing import written
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.model import Kind
+from loaderdoctor.instrument.wire.records import TensorRecord
 from loaderdoctor.report import model
 from loaderdoctor.settings import Settings
 from loaderdoctor.tryout.recommending import recommendations
@@ -209,11 +210,15 @@ def scaled(changed: tuple[str, str] = ("", "")) -> tuple[str, Facts]:
     path = next(p for p in scripts() if p.stem == "images")
     text = path.read_text().replace("device =", AS_VISION, 1).replace("import torch", IMPORTS, 1)
     text = re.sub(r"Compose\(\[lambda.*\]\)\)", "Compose([ToTensor(), Normalize()]))", text)
+    assert changed[0] in text
     text = text.replace(*changed, 1)
-    return text, facts_of(path, text=text)
+    labels = TensorRecord(path="[1]", shape=(8,), dtype="int64", n_bytes=64)
+    return text, facts_of(path, text=text, loader={"batch": (PICTURES, labels)})
 
 
 IMPORTS = "import numpy\nimport torch"
+PICTURES = TensorRecord(path="[0]", shape=(8, 1, 6, 6), dtype="float32", n_bytes=1152)
+RETURNED = "        return self.transform(self.data[i]), int(self.targets[i])"
 
 
 def test_pictures_scaled_as_a_whole_train_the_same() -> None:
@@ -247,6 +252,71 @@ def test_a_transform_that_others_rely_on_is_left_alone(changed: tuple[str, str])
     if "behind" not in changed[1]:
         assert cached_before(facts, "Normalize") is None
     assert scaled_whole(scaled()[1], ("ConvertImageDtype",)) is None
+
+
+@pytest.mark.parametrize(
+    ("returned", "is_first"),
+    [
+        ("return self.transform(self.data[i]), self.transform(self.data[i - 1])", False),
+        ("return int(self.targets[i]), self.transform(self.data[i])", False),
+        ("return tuple(self.transform(x) for x in (self.data[i], self.data[0]))", False),
+        ("same = self.transform\nreturn same(self.data[i]), same(self.data[i - 1])", False),
+        ("x = self.transform(self.data[i])\nreturn x, x.mean((1, 2))", False),
+        ("x = self.transform(self.data[i])\ny = x.sum()\nreturn x, y", False),
+        ("x = self.data[i]\nx = self.transform(x)\nreturn x, int(self.targets[i])", True),
+        (
+            "x = self.data[i]\nif self.transform is not None:\n    x = self.transform(x)\n"
+            "return x, int(self.targets[i])",
+            True,
+        ),
+        (
+            "x = self.data[i]\nreturn self.transform(x) if self.transform else x, "
+            "int(self.targets[i])",
+            True,
+        ),
+    ],
+)
+def test_a_transform_is_taken_apart_where_it_makes_the_first_of_a_pair_alone(
+    returned: str, is_first: bool
+) -> None:
+    lines = "\n".join(f"        {line}" for line in returned.splitlines())
+    facts = scaled((RETURNED, lines))[1]
+    assert (scaled_whole(facts, ("ToTensor", "Normalize")) is not None) is is_first
+    assert (cached_before(facts, "Normalize") is not None) is is_first
+
+
+def test_pictures_that_come_with_what_may_be_pictures_are_not_scaled_apart() -> None:
+    _, facts = scaled()
+    (loader,) = facts.loaders
+    clean = msgspec.structs.replace(PICTURES, path="[1]")
+    both = msgspec.structs.replace(loader, batch=(PICTURES, clean))
+    assert scaled_whole(replace(facts, loaders=(both,)), ("ToTensor", "Normalize")) is None
+
+
+BUILT = "train_loader = DataLoader(train_set, batch_size=8, shuffle=True)  # train loader"
+
+
+@pytest.mark.parametrize(
+    "built",
+    [
+        f"for _ in range(2):\n    {BUILT}",
+        f"def loaded():\n    {BUILT}\n    return train_loader\n\n\ntrain_loader = loaded()",
+    ],
+    ids=["in a loop", "in a function"],
+)
+def test_a_transform_is_not_taken_apart_twice(built: str) -> None:
+    facts = scaled((BUILT, built))[1]
+    assert scaled_whole(facts, ("ToTensor", "Normalize")) is None
+    assert cached_before(facts, "Normalize") is None
+
+
+def test_one_of_a_dataset_made_beside_its_loader_is() -> None:
+    text = scaled()[0]
+    start = text.index("train_set = Images(")
+    lines = "".join(f"    {x}\n" if x else "\n" for x in text[start:].splitlines())
+    facts = scaled((text[start:], f"def main():\n{lines}\n\nmain()\n"))[1]
+    assert scaled_whole(facts, ("ToTensor", "Normalize")) is not None
+    assert cached_before(facts, "Normalize") is not None
 
 
 def test_what_a_trial_of_reused_buffers_measured_is_no_code_of_a_few_lines() -> None:

@@ -88,14 +88,22 @@ def built(facts: Facts, loader: LoaderRecord) -> Built | None:
         named = [x for x in here if fits(x)]
         exact = [x for x in named if x.lineno == line] or named
         if exact:
-            return Built(source, exact[min(loader.call_index, len(exact) - 1)])
+            call = exact[min(loader.call_index, len(exact) - 1)]
+            return Built(source, call) if bound.get(called_name(call), True) else None
     return None
 
 
-def _partials(source: Source) -> set[str]:
-    """Names of functions that are a DataLoader with some arguments: `partial(DataLoader, …)`."""
+# What a partial may bind: a number or a switch that the call gives again, in place of its own.
+_REPLACEABLE = {"batch_size", "num_workers", "shuffle", "pin_memory", "drop_last"}
+
+
+def _partials(source: Source) -> dict[str, bool]:
+    """Functions that are a DataLoader with some arguments: `partial(DataLoader, …)`.
+
+    By their names, whether a call of them may be given arguments: none that is bound is lost.
+    """
     return {
-        target.id
+        target.id: all(x.arg in _REPLACEABLE for x in node.value.keywords)
         for node in ast.walk(source.tree)
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
         if called_name(node.value) == "partial" and len(node.value.args) == 1

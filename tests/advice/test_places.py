@@ -70,3 +70,14 @@ def test_a_loader_with_arguments_bound_before_is_one(bound: str, written_here: b
     text = f"make = {bound}\nrows = []\nbatches = make(rows)  # train loader\n"
     said = written(facts_of(Path("train.py"), text=text), Settings(num_workers=3))
     assert ("make(rows, num_workers=3)  # train loader" in said.code) is written_here
+
+
+@pytest.mark.parametrize("name", ["make", "make_loader"])  # the second looks like a loader's
+@pytest.mark.parametrize(
+    "bound", ["collate_fn=mine", "worker_init_fn=seeded", "sampler=drawn", "**options"]
+)
+def test_functions_bound_before_are_not_overwritten(name: str, bound: str) -> None:
+    text = f"{name} = partial(DataLoader, {bound})\nrows = []\nbatches = {name}(rows)"
+    facts = facts_of(Path("train.py"), text=f"{text}  # train loader\n")
+    for settings in (Settings(packed=True), Settings(worker_cpus="all", num_workers=2)):
+        assert f"{name}(rows, " not in written(facts, settings).code

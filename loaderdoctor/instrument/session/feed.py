@@ -71,6 +71,7 @@ class Feed:
         "iterator",
         "keep_loader",
         "loader",
+        "n_drawn",
         "n_seen",
         "raw",
         "spare",
@@ -100,6 +101,9 @@ class Feed:
         # A pass of a loader whose pools can be replaced: it serves all batches then.
         self.handed: LoopsPass | None = None
         self.n_seen = 0
+        # What the loader's own data gave since it was opened: ahead and thrown away, too, but not
+        # what was substituted.
+        self.n_drawn = 0
         self.tainted = False  # something was substituted or thrown away in this pass
         self.fresh = True  # nothing fetched yet
         self.at_ns = 0
@@ -124,12 +128,14 @@ class Feed:
         if self.handed is not None:
             batch = self.handed.next_batch(own)
             self.n_seen += 1
+            self.n_drawn += 1
             return batch
         if loader.substitute.source is not None:
             return self._substituted(own, torch)
         if self.raw is None and own is not None and not self.tainted and not loader.pending_drop:
             batch = torch.fetch(own)
             self.n_seen += 1
+            self.n_drawn += 1
             return batch
         return self._real_again(own, torch)
 
@@ -160,6 +166,7 @@ class Feed:
                 just_opened = True
                 continue
             just_opened = False
+            self.n_drawn += 1
             ahead.add(batch)
             del batch
 
@@ -184,6 +191,7 @@ class Feed:
                 just_opened = True
                 continue
             just_opened = False
+            self.n_drawn += 1
             if drop > 0:
                 drop -= 1
                 held = [batch]
@@ -198,6 +206,7 @@ class Feed:
         if loader is None:
             return False
         self.raw = torch.open_iterator(loader)
+        self.n_drawn = 0
         return True
 
     def _complete(self) -> bool:

@@ -183,7 +183,7 @@ class _Pass(Protocol):
     @property
     def iterator(self) -> Callable[[], Any]: ...
 
-    n_seen: int
+    n_drawn: int
 
 
 class Handed(Protocol):

@@ -255,7 +255,7 @@ class Sources:
                     opened=self._leak_check.opened,
                     cache_limit_s=request.cache_limit_s,
                     n_alike=n_to_open - n_open,
-                    n_seen=_n_seen(state),
+                    n_drawn=_n_drawn(state),
                 )
             except TrialRefused as error:
                 raise SourceRefusedError(str(error)) from error
@@ -349,11 +349,11 @@ class SourceRefusedError(SourceError):
     """The trial would lose or repeat data, or break the run: it is not made."""
 
 
-def _n_seen(state: LoaderState) -> int:
-    """Batches of the loop's epoch so far, where their shapes say that they are not all alike."""
+def _n_drawn(state: LoaderState) -> int:
+    """Batches that the loop's data gave so far, where their shapes are not all alike."""
     feed = state.feed() if state.feed is not None else None
     vary = state.shapes is not None and state.shapes.vary
-    return feed.n_seen if feed is not None and vary else 0
+    return feed.n_drawn if feed is not None and vary else 0
 
 
 def drop_count(settings: Settings) -> int:

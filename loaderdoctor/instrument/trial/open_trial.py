@@ -73,7 +73,7 @@ def open_trial(
     opened: Callable[[object], None] = lambda made: None,
     cache_limit_s: float | None = None,
     n_alike: int = 1,
-    n_seen: int = 0,
+    n_drawn: int = 0,
 ) -> Source:
     """Open a source with `settings` applied over the loader's own.
 
@@ -84,7 +84,7 @@ def open_trial(
     are the compute axes (`compute.Compute`). `note` is told what the report must say,
     `opened` of what the trial holds and must be gone once its source is closed.
     `cache_limit_s`: as the limit of `CachedDataset`. `n_alike`: loaders to be opened together, this
-    one included, which must have room next to one another. `n_seen`: as of `from_batch`.
+    one included, which must have room next to one another. `n_drawn`: as of `from_batch`.
 
     Raises TrialRefused where the trial must not be run, whatever torch and the user's code raise
     when it can't be opened, and TimeoutError from its fetches after `fetch_limit_s`.
@@ -145,7 +145,7 @@ def open_trial(
         )
     if data.normalise is not None and to_device is not None:
         to_device = NormalisingToDevice(to_device, data.normalise)
-    source: Source = epochs(from_batch(loader, data, n_seen), to_device)
+    source: Source = epochs(from_batch(loader, data, n_drawn), to_device)
     try:
         if decoded is not None:
             source = DecodedSource(source, decoded)

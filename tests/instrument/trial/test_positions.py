@@ -77,3 +77,27 @@ def test_a_trial_of_sorted_lengths_has_those_that_the_loop_is_at(settings: Setti
     assert [w.status for w in found.windows] == ["ok", "ok"]
     # From the 60th batch on no batch is of the first ones again.
     assert min(lengths[60:100]) > 30
+
+
+def test_what_was_substituted_does_not_move_the_loops_place() -> None:
+    lengths: list[int] = []
+
+    def loop() -> None:
+        trainer = Trainer()
+        samples = [torch.full((i // 2 + 1, 4), 1.0) for i in range(600)]
+        for x in DataLoader(samples, 2):  # type: ignore[arg-type]
+            lengths.append(x.shape[1])
+            trainer.step(x[0])
+
+    settings = Settings(num_workers=1)
+    found = watch(
+        loop,
+        request(1, "plain", 40),
+        request(2, "trial", 30, settings=settings),
+        request(3, "trial", 30, settings=settings),
+        request(4, "plain", 20),
+    )
+    assert [w.status for w in found.windows] == ["ok"] * 4
+    # Each trial begins where the loop's own data is, not behind the batches of the trial
+    # before, and the loop goes on from there too: batches of the same place came three times.
+    assert lengths.count(75) == 3

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,13 +24,15 @@ class Samples:
     n_changed: int = 0  # of the changed form
     n_own: int = 0  # by which two epochs of the script itself differ
     in_order: bool = False  # they come one after the other as they did
+    drawn: bool = False  # making them drew random numbers, fixed by sample: the same in each epoch
     why_not: str | None = None  # in words, where nothing can be said
 
     @property
     def same(self) -> bool | None:
         """Whether it trains on the same samples; None: not known.
 
-        Where some are made otherwise, only their number tells whether any is lost.
+        Where some are made otherwise, only their number tells whether any is lost. Where they are
+        drawn, what is drawn once and kept looks like what is drawn anew.
         """
         if self.why_not is not None:
             return None
@@ -38,7 +40,8 @@ class Samples:
             return False
         if self.n_others > self.n_own:
             return None
-        return max(self.n_lost, self.n_doubled + self.n_others) <= self.n_own
+        there = max(self.n_lost, self.n_doubled + self.n_others) <= self.n_own
+        return None if there and self.drawn else there
 
     @property
     def words(self) -> str:
@@ -46,10 +49,11 @@ class Samples:
         if self.why_not is not None:
             return f"whether samples are lost is not known: {self.why_not}"
         of, n_less = f"of {self.n:,}", self.n - self.n_changed
-        if self.same:
+        if self.same or (self.same is None and self.n_others <= self.n_own):
             but = f", but for {self.n_lost:,} {of}, as two epochs of the script itself differ"
             how = "the same order" if self.in_order else "another order"
-            return f"same samples in {how}{but if self.n_lost else ''}"
+            anew = "; their random draws were fixed, so whether each epoch draws anew is not known"
+            return f"same samples in {how}{but if self.n_lost else ''}{anew if self.drawn else ''}"
         if self.n_others > self.n_own:
             others = f"{self.n_others:,} of {self.n_changed:,} samples are made otherwise"
             if self.same is None:
@@ -60,11 +64,17 @@ class Samples:
 
 
 def samples(
-    original: list[Digests], changed: list[Digests], first: Digests | None, *, alike: bool
+    original: list[Digests],
+    changed: list[Digests],
+    first: Digests | None,
+    *,
+    alike: bool,
+    drawn: bool = False,
 ) -> Samples:
     """The verdict. `original`, `changed`: whole epochs; `first`: the changed form's first samples.
 
     `alike`: all rows had one shape. A batch that is padded makes a sample look like another.
+    `drawn`: making one drew random numbers, with a seed of its own that each epoch has again.
     """
     if not original:
         return Samples(n=0, why_not="no whole epoch of the script was seen in time")
@@ -85,7 +95,7 @@ def samples(
         return Samples(n=n, why_not="their rows have other lengths from batch to batch")
     if not best.same and len(original) < 2:
         return Samples(n=n, why_not="one epoch of the script does not tell whether they vary")
-    return best
+    return replace(best, drawn=drawn)
 
 
 def _beside(ours: Digests, theirs: Digests, own: int) -> Samples:

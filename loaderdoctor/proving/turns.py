@@ -151,6 +151,7 @@ def _samples(
         digests[1],
         _digests(first) if first.exists() else None,
         alike=all(run.rows_alike for run in runs),
+        drawn=any(run.samples_drawn for run in runs),
     )
 
 

@@ -79,3 +79,17 @@ def test_what_cannot_be_told_is_said_so(found: Samples, why: str) -> None:
 
 def test_padded_rows_that_are_all_there_are_the_same() -> None:
     assert seen(SHUFFLED, alike=False).same is True
+
+
+def test_samples_that_draw_are_not_called_the_same_by_draws_that_were_fixed() -> None:
+    """Augmentation that a cache keeps as first drawn looked like the script's."""
+    found = samples([EPOCH, SHUFFLED], [SHUFFLED], None, alike=True, drawn=True)
+    assert found.same is None
+    assert found.words == (
+        "same samples in another order; their random draws were fixed, so whether each epoch draws "
+        "anew is not known"
+    )
+    lost = samples([EPOCH, SHUFFLED], [EPOCH[5:]], None, alike=True, drawn=True)
+    assert lost.same is False and lost.words == "samples lost: 5 of 101"
+    others = samples([EPOCH, SHUFFLED], [EPOCH + np.uint64(1000)], None, alike=True, drawn=True)
+    assert "made otherwise, as many as before" in others.words

@@ -39,6 +39,7 @@ from loaderdoctor.instrument.wire.checked import (
     CheckedConfig,
     CheckedRun,
     CheckedStep,
+    draws_file,
     inputs_file,
 )
 from loaderdoctor.units import NS_PER_S
@@ -81,7 +82,9 @@ class _Recorder:
         if self._config.samples is not None:
             self._samples = SeenSamples(self._config.samples, lambda x: list(_tensors(x)))
             began = self._samples.pass_began
-            self._fixed = FixedDraws(self._config.seed, by_sample=True, began=began)
+            self._fixed = FixedDraws(
+                self._config.seed, by_sample=draws_file(self._out), began=began
+            )
         elif self._config.fixed_draws:
             self._fixed = FixedDraws(self._config.seed)
         fixed = self._fixed.hooks() if self._fixed is not None else {}
@@ -232,6 +235,7 @@ class _Recorder:
             epoch_ended=self._fixed.epoch_ended if self._fixed is not None else None,
             n_epochs=seen.write(self._out, ended=not stopped) if seen is not None else 0,
             rows_alike=seen is None or seen.alike,
+            samples_drawn=draws_file(self._out).exists(),
             versions=f"torch {torch.__version__}, Python {platform.python_version()}",
             foreign=self._copy.missed() if self._copy is not None else (),
         ).write(self._out)

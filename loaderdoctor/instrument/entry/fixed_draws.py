@@ -5,7 +5,8 @@ of their own, workers that are kept draw none at the next epoch, a transform in 
 shifts the model's dropout. In such a run each batch is made with generators seeded by its indexes,
 which then are as they were; each pass of a loader begins with generators seeded by how many there
 were before. Where whole samples are compared, each is seeded by its own index instead, in whatever
-batch it comes. Only the scripts beside one another are run so, and only for their first steps.
+batch it comes; in every pass alike, so a file tells whether making any drew. Only the scripts
+beside one another are run so, and only for their first steps.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -32,9 +34,10 @@ class FixedDraws:
         self,
         seed: int,
         *,
-        by_sample: bool = False,
+        by_sample: Path | None = None,
         began: Callable[[object], None] = lambda dataset: None,
     ) -> None:
+        """`by_sample`: each sample is seeded, and this file is there once one has drawn."""
         self._seed = seed
         self._by_sample = by_sample
         self._told_began = began
@@ -121,10 +124,10 @@ def _kind(dataset: Any) -> tuple[str, int | None]:
         return type(dataset).__qualname__, None
 
 
-def fix_fetch(module: ModuleType, *, seed: int, by_sample: bool = False) -> None:
+def fix_fetch(module: ModuleType, *, seed: int, by_sample: Path | None = None) -> None:
     """From now on each batch of a map-style dataset is drawn with a seed of its own.
 
-    `by_sample`: each sample is, where the dataset makes them one by one.
+    `by_sample`: each sample is, where the dataset makes them one by one; a file for whether any is.
     """
     fetcher = module._MapDatasetFetcher
     original = fetcher.fetch
@@ -132,16 +135,22 @@ def fix_fetch(module: ModuleType, *, seed: int, by_sample: bool = False) -> None
     def fetch(self: Any, index: Any) -> Any:
         with _kept_generators():
             seed_all(_number(seed, "batch", index))
-            if not by_sample or not self.auto_collation:
+            if by_sample is None:
                 return original(self, index)
+            if not self.auto_collation:
+                with _noting_draws(by_sample):
+                    return original(self, index)
             found = [_underneath(self.dataset, one) for one in index]
             if any(getattr(dataset, "__getitems__", None) is not None for dataset, _ in found):
-                return original(self, index)
+                with _noting_draws(by_sample):
+                    return original(self, index)
             samples = []
             for dataset, one in found:
                 seed_all(_number(seed, "sample", one))
-                samples.append(dataset[one])
-            return self.collate_fn(samples)
+                with _noting_draws(by_sample):
+                    samples.append(dataset[one])
+            with _noting_draws(by_sample):
+                return self.collate_fn(samples)
 
     fetcher.fetch = fetch
 
@@ -156,7 +165,7 @@ def _underneath(dataset: Any, index: Any) -> tuple[Any, Any]:
 
 
 def _in_worker(
-    worker: int, *, seed: int, by_sample: bool, own: Callable[[int], object] | None
+    worker: int, *, seed: int, by_sample: Path | None, own: Callable[[int], object] | None
 ) -> None:
     """Before the script's own `worker_init_fn`; a forked worker has the patch already."""
     import torch.utils.data._utils.fetch as module
@@ -176,6 +185,29 @@ def seed_all(seed: int) -> None:
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(seed % 2**32)
+
+
+@contextmanager
+def _noting_draws(file: Path) -> Iterator[None]:
+    """Makes the file where a generator has moved."""
+    before = _positions()
+    yield
+    # numpy's generator is seeded where numpy was imported before.
+    if any(x != y for x, y in zip(before, _positions(), strict=False)):
+        with suppress(OSError):
+            file.touch()
+
+
+def _positions() -> tuple[object, ...]:
+    import torch
+
+    numpy = sys.modules.get("numpy")
+    ours = numpy.random.get_state() if numpy is not None else ()
+    return (
+        torch.default_generator.get_state().numpy().tobytes(),
+        random.getstate(),
+        *(x.tobytes() if hasattr(x, "tobytes") else x for x in ours),
+    )
 
 
 @contextmanager

@@ -61,9 +61,10 @@ class CheckedRun(msgspec.Struct, frozen=True, kw_only=True):
     draws_repeated: bool = False
     epoch_ended: bool | None = None
     # Of a run whose samples are seen: whole epochs, each in its `samples_file`; whether all rows
-    # had one shape.
+    # had one shape; whether making any drew random numbers, which are the same in each epoch then.
     n_epochs: int = 0
     rows_alike: bool = True
+    samples_drawn: bool = False
     versions: str = ""  # of torch and Python
     foreign: tuple[str, ...] = ()  # modules that came from the original although the copy has them
 
@@ -85,6 +86,11 @@ class CheckedRun(msgspec.Struct, frozen=True, kw_only=True):
 def inputs_file(folder: Path, step: int) -> Path:
     """Where the tensors of a checked step are kept: numpy.savez, each as float64, in order."""
     return folder / f"inputs{step}.npz"
+
+
+def draws_file(folder: Path) -> Path:
+    """There once making a sample drew a random number, in whatever process."""
+    return folder / "drawn"
 
 
 def samples_file(folder: Path, epoch: int | None) -> Path:

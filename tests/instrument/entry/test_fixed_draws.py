@@ -13,6 +13,7 @@ from tests.python_path import python_path
 
 LOOP = """
 import hashlib, json, random, sys
+from pathlib import Path
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -22,11 +23,14 @@ KEEPS = False
 
 class Augmented(Dataset):
     kept = {}
+    plain = False
 
     def __len__(self):
         return 12
 
     def __getitem__(self, i):
+        if self.plain:
+            return torch.tensor([float(i), 0.0, 0.0])
         if KEEPS and i in self.kept:
             return self.kept[i]
         row = torch.tensor([i + torch.rand(()).item(), random.random(), np.random.rand()])
@@ -45,14 +49,17 @@ if __name__ == "__main__":
     settings = json.loads(sys.argv[1])
     KEEPS, shuffle = settings.pop("keeps", False), settings.pop("shuffle", True)
     size = settings.pop("size", 4)
-    fixed = FixedDraws(0, by_sample=settings.pop("by_sample", False))
+    data = Augmented()
+    data.plain = settings.pop("plain", False)
+    drawn = Path(__file__).with_name("drawn")
+    fixed = FixedDraws(0, by_sample=drawn if settings.pop("by_sample", False) else None)
     if settings.pop("fixed"):
         ImportWatch(fixed.hooks()).install()
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)
     settings |= {"shuffle": shuffle, "worker_init_fn": noted}
-    loader = DataLoader(Augmented(), batch_size=size, **settings)
+    loader = DataLoader(data, batch_size=size, **settings)
     found = []
     for epoch in range(2):
         for batch in loader:
@@ -115,3 +122,13 @@ def test_draws_by_sample_are_the_same_in_other_batches(tmp_path: Path) -> None:
         return sorted(row for step in found for row in step[0])  # type: ignore[index]
 
     assert rows() == rows(size=3, num_workers=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [None, "fork", "spawn"])
+def test_whether_samples_draw_is_told_from_any_process(tmp_path: Path, method: str | None) -> None:
+    settings = {"num_workers": int(method is not None), "multiprocessing_context": method}
+    batches(tmp_path, fixed=True, by_sample=True, plain=True, **settings)
+    assert not (tmp_path / "drawn").exists()
+    batches(tmp_path, fixed=True, by_sample=True, **settings)
+    assert (tmp_path / "drawn").exists()

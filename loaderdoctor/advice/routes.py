@@ -40,8 +40,9 @@ BATCHWISE = frozenset({
     "ToTensor", "PILToTensor", "ToImage", "ToDtype", "ConvertImageDtype", "ConvertDtype",
     "Normalize",
 })  # fmt: skip
-# What copying a batch takes at the least: no thread of the machines at hand copies faster.
-COPYING_GB_PER_S = 20.0
+# What copying a batch takes at the least. No thread of the machines at hand copies faster than 20
+# out of memory; batches in a cache, other CPUs and several threads may.
+COPYING_GB_PER_S = 100.0
 _RANDOM = re.compile(r"Random|Jitter|AutoAugment|TrivialAugment|AugMix|Erasing|MixUp|CutMix")
 _DECODES = re.compile(
     r"\bImage\.open\(|imread\(|imdecode\(|decode_(image|jpeg|png)\(|read_image\(|\bopen\("

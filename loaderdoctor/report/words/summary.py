@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from msgspec import structs
 
 from loaderdoctor import format as fmt
-from loaderdoctor.estimate import interval
 from loaderdoctor.facts.shares import MODERATE_SHARE, Bound, VerdictSeverity
 from loaderdoctor.facts.whole import Facts
-from loaderdoctor.findings.exposure import is_open, trace_alone
+from loaderdoctor.findings.exposure import trace_alone
 from loaderdoctor.findings.input_parts import cost_beyond_wait, mapping_cost
 from loaderdoctor.findings.model import Finding, Kind, Severity
 from loaderdoctor.report import model
@@ -18,7 +17,12 @@ from loaderdoctor.report.model import Recommendation, Report
 from loaderdoctor.report.words.caveats import caveats, no_cause, stands_still
 from loaderdoctor.report.words.changes import MEASURED, Change, changes_of
 from loaderdoctor.report.words.outside import outside_cost, outside_sentence
-from loaderdoctor.report.words.verdict import NEW_SHAPES, uncertain_sentence
+from loaderdoctor.report.words.verdict import (
+    NEW_SHAPES,
+    of_loader,
+    open_sentence,
+    uncertain_sentence,
+)
 
 # Why, in a clause that follows "because". Kinds that are no cause of waiting are left out.
 CAUSES: Mapping[Kind, str] = {
@@ -326,19 +330,16 @@ def _healthy(
     if change is not None and best_ms is not None and best_ms < step_ms:
         of = "" if change.per == "a step" else f" {change.per}"
         return (
-            f"Nothing is wrong with the loader. {threads}{busy} {change.opening} still brings the "
+            f"{of_loader(facts)}{threads}{busy} {change.opening} still brings the "
             f"step to {fmt.number(best_ms)} ms{of}, {MEASURED}."
         )
     if threads:
-        return f"Nothing is wrong with the loader. {busy} {threads}".rstrip()
+        return f"{of_loader(facts)}{busy} {threads}".rstrip()
     if change is not None and change.first.untested is not None:  # of a trace: a small gain
-        return f"Nothing is wrong with the loader. {busy} {_first_change(step_ms, change)}"
-    part = facts.ablation.share("input") if facts.ablation is not None else None
-    if part is not None and is_open("none", facts):
-        return (
-            f"Nothing is shown to be worth changing. {busy} What the loader costs is still open: "
-            f"{fmt.share_within(part.value, interval(part))} of the step. {unsettled or ''}"
-        ).rstrip()
+        return f"{of_loader(facts)}{busy} {_first_change(step_ms, change)}"
+    if (still_open := open_sentence(facts)) is not None:
+        said = f"Nothing is shown to be worth changing. {busy} {still_open} {unsettled or ''}"
+        return said.rstrip()
     if facts.share("input") is None:
         return f"{busy} {_INPUT_UNKNOWN}"
     if severity == "uncertain":

@@ -8,6 +8,7 @@ from loaderdoctor import format as fmt
 from loaderdoctor.estimate import interval
 from loaderdoctor.facts.shares import Bound
 from loaderdoctor.facts.whole import Facts
+from loaderdoctor.findings.exposure import is_open, trace_alone
 from loaderdoctor.findings.model import Kind
 from loaderdoctor.report.model import Report, Shares
 
@@ -105,6 +106,26 @@ def largest_part(shares: Shares | Mapping[str, float | None] | None) -> tuple[st
     read = shares.get if isinstance(shares, Mapping) else lambda name: getattr(shares, name)
     known = [(name, value) for name in TAKES if (value := read(name)) is not None]
     return max(known, key=lambda item: item[1], default=None)
+
+
+def of_loader(facts: Facts) -> str:
+    """How a verdict on a loop that does not wait begins: with what is known of its loader."""
+    if (still_open := open_sentence(facts)) is not None:
+        return f"{still_open} "
+    if facts.ablation is None and not trace_alone(facts):  # its waits alone were seen
+        return ""
+    return "Nothing is wrong with the loader. "
+
+
+def open_sentence(facts: Facts) -> str | None:
+    """What the loader may cost, where the noise leaves that open; else None."""
+    part = facts.ablation.share("input") if facts.ablation is not None else None
+    if part is None or not is_open("none", facts):
+        return None
+    return (
+        "What the loader costs is still open: "
+        f"{fmt.share_within(part.value, interval(part))} of the step."
+    )
 
 
 def uncertain_sentence(bound: Bound, facts: Facts, step_ms: float, why: str | None) -> str:

@@ -294,6 +294,16 @@ def test_a_healthy_verdict_with_wide_noise_says_so() -> None:
     summary = report.verdict.summary
     assert summary.startswith("Nothing is shown to be worth changing.")
     assert summary.endswith("1 % (0 to 31 %) of the step. There was no time.")
+    threads = Finding(
+        kind=Kind.THREAD_OVERSUBSCRIPTION, severity=Severity.HIGH, share=0.8,
+        summary="The step's own 2 threads slow it down.", evidence={"threads_of": "loop"},
+    )  # fmt: skip
+    said = verdict_sentence("compute", "none", facts=given, findings=(threads,))
+    assert said.startswith("What the loader costs is still open: 1 % (0 to 31 %) of the step. ")
+    assert threads.summary in said and "Nothing is wrong" not in said
+    unseen = replace(given, ablation=None)
+    said = verdict_sentence("compute", "none", facts=unseen, findings=(threads,))
+    assert threads.summary in said and "Nothing is wrong" not in said
 
 
 def noisy_trials() -> Report:

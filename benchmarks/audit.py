@@ -44,7 +44,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from audit_judge import Said, alarm_of, false_own_work, right_bounds, said_by, too_noisy, why_of
+from audit_judge import (
+    Said,
+    alarm_of,
+    does_not_confirm,
+    false_own_work,
+    right_bounds,
+    said_by,
+    too_noisy,
+    why_of,
+)
 from audit_loops import AuditLoop, audited, compute_bound, told
 from audit_scripts import Calibration, script_of
 from audit_table import judged, print_table, truth_cells
@@ -238,9 +247,11 @@ def alarm_row(
         return row | {"ok": not why, "why": why}
     runs = measured_truth(loop, calibration, folder, rounds=3, seconds=args.seconds)
     truth = truth_of(loop, runs)
-    right = said.bound in right_bounds(truth) and not too_noisy(truth)
-    why = too_noisy(truth) or ("its truth says so too" if right else "false alarm")
-    return row | truth_cells(truth) | {"ok": right, "why": [why]}
+    why = too_noisy(truth)
+    if not why and said.bound not in right_bounds(truth):
+        why = "false alarm"
+    why = why or does_not_confirm(truth, said.bound, said.severity)
+    return row | truth_cells(truth) | {"ok": not why, "why": [why or "its truth says so too"]}
 
 
 def diagnose(

@@ -128,6 +128,15 @@ def too_noisy(truth: Truth) -> str:
     return f"{UNDECIDED}: ± {100 * noise:.0f} points" if noise > MOST_NOISE else ""
 
 
+def does_not_confirm(truth: Truth, bound: str, severity: str) -> str:
+    """Why a truth that allows an alarm does not confirm it: its noise reaches below that."""
+    needed = HIGH if severity == "high" else MODERATE
+    share, noise = truth.shares[bound], truth.noise[bound]
+    if share - noise >= needed - POINTS:
+        return ""
+    return f"{UNDECIDED}: {100 * share:.0f} ± {100 * noise:.0f} %"
+
+
 def why_of(loop: AuditLoop, truth: Truth, said: Said) -> list[str]:
     """What is wrong with a row, be it the truth's noise; nothing: the report is right."""
     noisy = too_noisy(truth)

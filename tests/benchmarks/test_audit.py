@@ -255,6 +255,15 @@ def test_a_noisy_truth_decides_nothing() -> None:
     assert module("audit_judge").too_noisy(truth_of(noise=0.2))
 
 
+def test_an_alarm_is_confirmed_only_by_a_truth_that_is_surely_so_large() -> None:
+    """Copies of 6.3 ± 8.2 % were said to confirm one."""
+    judge = module("audit_judge")
+    for share, noise, confirms in ((0.063, 0.082, False), (0.12, 0.05, True), (0.063, 0.02, True)):
+        truth = truth_of(copy=share, noise=noise)
+        assert (judge.does_not_confirm(truth, "copy", "moderate") == "") is confirms
+        assert judge.does_not_confirm(truth, "copy", "high")
+
+
 @pytest.mark.slow
 def test_a_variant_ends_by_itself_with_the_time_of_a_step(tmp_path: Path) -> None:
     scripts = module("audit_scripts")

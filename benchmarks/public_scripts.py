@@ -57,6 +57,7 @@ from public_truth import (
 POINTS = 0.05
 HIGH, MODERATE = 0.20, 0.05  # of the step: below, input can't be called so
 MARGIN = 0.03  # or the noise
+DECIDES = 0.15  # beyond so much noise of both a share that agrees says little
 KEPT = 0.15  # a promise is kept where the change gives what was said within this
 # The run with the change takes so many times as long: batches made ahead of its first step are then
 # a tenth of all (24 of 240 of imagenet's with twelve workers).
@@ -336,7 +337,7 @@ def last_line(output: str) -> str:
 
 
 HEADS = (
-    "script", "ms a step: truth / said", "input %: truth / said", "noise %",
+    "script", "ms a step: truth / said", "input %: truth / said", "noise, points: truth / said",
     "wait, ms: its meters / stopwatch / said", "verdict", "findings", "",
 )  # fmt: skip
 
@@ -354,12 +355,17 @@ def cells_of(row: dict[str, Any]) -> list[str]:
         f"`{row['name']}`",
         f"{number(step_ms)} / {number(said.get('step_ms'))}",
         f"{number(truth.get('share'), 100)} / {number(said.get('input'), 100)}",
-        number(truth.get("noise"), 100),
+        f"{number(truth.get('noise'), 100)} / {number(said.get('noise') or None, 100)}",
         " / ".join(number(of.get("wait_ms")) for of in (meters, truth, said)),
         verdict,
         ", ".join(kind.split()[0] for kind in said.get("findings", ())) or "–",
         f"**{why}**" if why else "ok",
     ]
+
+
+def judged(row: dict[str, Any]) -> bool:
+    """Whether its input share is compared with a truth."""
+    return (row.get("truth") or {}).get("share") is not None and "said" in row
 
 
 def print_tables(rows: list[dict[str, Any]]) -> None:
@@ -370,6 +376,11 @@ def print_tables(rows: list[dict[str, Any]]) -> None:
     print("|---|---:|---:|---:|---:|---|---|---|")
     for row in rows:
         print("| " + " | ".join(cells_of(row)) + " |")
+    noises = [row["truth"]["noise"] + row["said"]["noise"] for row in rows if judged(row)]
+    print(
+        f"\n{len(noises)} scripts are judged beside a truth, of which "
+        f"{sum(x <= DECIDES for x in noises)} with {100 * DECIDES:.0f} points of noise or less."
+    )
     advised = [row for row in rows if row.get("advice")]
     if advised:
         print("\n| script | option | said: now → promised, ms | by hand, ms | kept |")

@@ -16,17 +16,22 @@ sys.path.remove(str(BENCHMARKS))
 
 
 def epoch(first_s: float) -> dict[str, object]:
-    """Eleven steps of 100 ms, 40 of which compute; the first one takes longer."""
-    steps = {"compute": {"block1": [0.04] * 11}, "proc": {"block1": [first_s] + [0.1] * 10}}
+    """Eleven steps of 100 ms, 40 of which compute and 60 wait; the first one takes longer."""
+    steps = {
+        "compute": {"block1": [0.04] * 11},
+        "load": {"block1": [first_s - 0.04] + [0.06] * 10},
+        "proc": {"block1": [first_s] + [0.1] * 10},
+    }
     return {"au": {"block1": 40.0}, **steps}
 
 
 def test_the_first_epoch_is_left_out_and_first_steps_are_counted(tmp_path: Path) -> None:
     found = {"1": epoch(9.0), "2": epoch(0.1), "3": epoch(1.2), "hostname": "x"}
     (tmp_path / "0_output.json").write_text(json.dumps(found))
-    own, whole = dlio.utilisations(tmp_path)
+    own, whole, waiting = dlio.utilisations(tmp_path)
     assert own == [0.4, 0.4]
     assert whole == [pytest.approx(0.4), pytest.approx(0.44 / 2.2)]
+    assert waiting == [pytest.approx(0.6), pytest.approx(1.76 / 2.2)]
 
 
 def test_every_workload_has_steps_and_asks_for_the_pytorch_loader() -> None:

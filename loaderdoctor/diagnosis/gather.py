@@ -25,7 +25,7 @@ from loaderdoctor.estimate import Estimate, interval, mean
 from loaderdoctor.instrument.command.launched_run import ScriptRunLike
 from loaderdoctor.instrument.wire.protocol import ProfilerSchedule, WindowDone, WindowRequest
 from loaderdoctor.report import model
-from loaderdoctor.tryout.ablating import Ablation, LoopEvidence
+from loaderdoctor.tryout.ablating import MAX_LONGER_ROUNDS, Ablation, LoopEvidence
 
 # Each of the loop's threads stands this part of the time without a CPU: two threads on two CPUs
 # then took 2 to 30 times as long as one (`benchmarks/contention.py`).
@@ -100,7 +100,7 @@ class Gatherer(Ablation):
             )
             is_open = bool(self.evidence.rounds) and not self.settled
             if profile_last and is_open and open_until is not None:
-                self.ablate(until=open_until(), with_copy=with_copy)
+                self.ablate(until=open_until(), with_copy=with_copy, most=MAX_LONGER_ROUNDS)
         self.stack_samples()
         if profile_last:
             self.profiled()

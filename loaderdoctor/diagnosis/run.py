@@ -190,10 +190,11 @@ class Diagnosis:
         """Spend what is left on a verdict that the noise leaves open.
 
         Where it had no settings to try, they are tried as soon as it turned out to cost something:
-        time is kept for that.
+        time is kept for that. Not behind a profile on an accelerator: those are of a slower loop.
         """
         evidence, script_run = gatherer.evidence, self._script_run
-        if script_run.ended is not None or not evidence.rounds:
+        slowed = evidence.observed.device is not None and evidence.profiled is not None
+        if slowed or script_run.ended is not None or not evidence.rounds:
             return
         known = self.analysis or self._analyse(evidence)  # settings that were tried change neither
         for last in (False, True):

@@ -52,7 +52,11 @@ def unsettled(
             f"{ablation.n_rounds} rounds did not settle it: something else takes turns with "
             "the loop on this machine. Run it again when that is idle."
         )
-    return f"The budget of {budget_s:g} s was used up: --budget {2 * budget_s:g} measures longer."
+    used = f"The budget of {budget_s:g} s was used up"
+    if evidence.observed.device is not None and evidence.profiled is not None:
+        # None follows the profile there (see gather).
+        used = f"What rounds may take of the budget of {budget_s:g} s was used up"
+    return f"{used}: --budget {2 * budget_s:g} measures longer."
 
 
 def _carried_by_nothing_recorded_ms(ablation: AblationFacts) -> float | None:

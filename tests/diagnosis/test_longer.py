@@ -32,10 +32,16 @@ def diagnosed(script_run: SimulatedRun, tmp_path: Path, *, budget_s: float) -> D
     return made
 
 
-def noisy(*, noise: float, no_input: float = 83.0, seed: int = 2) -> SimulatedRun:
+def noisy(
+    *, noise: float, no_input: float = 83.0, seed: int = 2, device: str | None = None
+) -> SimulatedRun:
     """A step of 100 ms, of which the loader takes what `no_input` lacks."""
     return SimulatedRun(
-        {"plain": 100.0, "no_input": no_input}, trial_ms=lambda _: 100.0, noise=noise, seed=seed
+        {"plain": 100.0, "no_input": no_input},
+        trial_ms=lambda _: 100.0,
+        noise=noise,
+        seed=seed,
+        device=device,
     )
 
 
@@ -181,3 +187,24 @@ def test_rounds_that_nothing_recorded_bears_ask_for_no_longer_run(tmp_path: Path
     )
     assert said is not None and "rounds show it, but not by what" in said
     assert "--budget" not in said
+
+
+@pytest.mark.parametrize("budget_s", [45.0, 200.0])
+def test_no_round_follows_the_profile_on_an_accelerator(tmp_path: Path, budget_s: float) -> None:
+    """Its loop is slower from then on: one interval over both would be of neither."""
+    script_run = noisy(noise=0.3, device="cuda:0")
+    made = diagnosed(script_run, tmp_path, budget_s=budget_s)
+    modes = [r.mode for r in script_run.asked]
+    assert "no_input" not in modes[modes.index("profiled") :]
+    assert made.evidence is not None
+    assert MIN_ROUNDS <= len(made.evidence.rounds) <= MAX_LONGER_ROUNDS
+
+
+def test_open_shares_get_more_rounds_before_the_profile_on_an_accelerator(tmp_path: Path) -> None:
+    script_run = noisy(noise=0.3, device="cuda:0")
+    made = diagnosed(script_run, tmp_path, budget_s=200.0)
+    assert made.evidence is not None and made.evidence.profiled is not None
+    assert len(made.evidence.rounds) > MAX_ROUNDS
+    short = noisy(noise=0.3, device="cuda:0")
+    summary = diagnosed(short, tmp_path, budget_s=45.0).report().verdict.summary
+    assert "What rounds may take of the budget of 45 s was used up: --budget 90" in summary

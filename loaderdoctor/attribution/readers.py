@@ -7,7 +7,7 @@ wait twice as long, they only share what there is.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -22,6 +22,9 @@ from loaderdoctor.units import NS_PER_MS, NS_PER_S
 
 # Of either pool: each mean is over so many whole cycles (a batch of each worker), or none is told.
 MIN_CYCLES = 4
+# Of either pool's batches, this part is of workers that told how long they queued for a CPU; what
+# the others waited may be that queue. One that is killed may not have told it, nor a log cut short.
+MIN_TOLD = 0.8
 
 Span = tuple[int, int]
 
@@ -54,7 +57,7 @@ def with_readers(
 
 
 def _readers(log: WorkerLog, serials: Collection[int], spans: Sequence[Span]) -> Readers | None:
-    """The workers of these iterators in these windows; None where too little was made there."""
+    """The workers of these iterators in these windows; None where too little is told of them."""
     total_ns = sum(end - start for start, end in spans)
     batches = log.batches
     mine = (batches.outcome == Outcome.OK) & np.isin(batches.serial, sorted(serials))
@@ -63,14 +66,22 @@ def _readers(log: WorkerLog, serials: Collection[int], spans: Sequence[Span]) ->
     if not n_workers or total_ns <= 0:
         return None
     cycles: list[float] = []
-    making_ns = n_made = 0
+    making_ns = n_made = n_told = 0
+    queued = {
+        p.pid: p.run_wait_share
+        for p in log.processes
+        if p.role == "worker" and p.run_wait_share is not None
+    }
     for start, end in spans:
         made = batches.where(mine & (batches.end_ns > start) & (batches.end_ns <= end))
         making_ns += int((made.end_ns - made.begin_ns).sum())
         n_made += len(made)
-        waits = _wait_ms(log, made)
+        waits = _wait_ms(made.where(np.isin(made.pid, list(queued))), queued)
+        n_told += len(waits)
         whole = len(waits) - len(waits) % n_workers
         cycles += waits[:whole].reshape(-1, n_workers).mean(axis=1).tolist()
+    if n_told < MIN_TOLD * n_made:
+        return None
     if len(cycles) < MIN_CYCLES:
         return None
     return Readers(
@@ -80,14 +91,12 @@ def _readers(log: WorkerLog, serials: Collection[int], spans: Sequence[Span]) ->
     )
 
 
-def _wait_ms(log: WorkerLog, made: Batches) -> NDArray[np.float64]:
-    """Of making each batch, what its worker neither computed nor queued for a CPU."""
-    queued = {
-        p.pid: p.run_wait_share
-        for p in log.processes
-        if p.role == "worker" and p.run_wait_share is not None
-    }
-    share = np.array([queued.get(pid, 0.0) for pid in made.pid.tolist()], dtype=np.float64)
+def _wait_ms(made: Batches, queued: Mapping[int, float]) -> NDArray[np.float64]:
+    """Of making each batch, what its worker neither computed nor queued for a CPU.
+
+    `queued`: of each worker's time, by its process.
+    """
+    share = np.array([queued[pid] for pid in made.pid.tolist()], dtype=np.float64)
     making_ns = (made.end_ns - made.begin_ns).astype(np.float64)
     waiting_ns = making_ns * (1.0 - share) - made.process_cpu_ns
     return np.asarray(np.maximum(waiting_ns, 0.0) / NS_PER_MS)

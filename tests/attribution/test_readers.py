@@ -94,6 +94,28 @@ def test_queueing_for_a_cpu_is_no_waiting() -> None:
     assert told.readers.many.wait_ms.value == pytest.approx(18.0)
 
 
+def without_queue(records: WorkerLog, *pids: int) -> WorkerLog:
+    """These workers ended before they told how long they had queued for a CPU."""
+    processes = tuple(
+        replace(p, run_wait_share=None) if p.pid in pids else p for p in records.processes
+    )
+    return replace(records, processes=processes)
+
+
+def test_waits_of_workers_that_did_not_tell_their_queue_are_no_storages() -> None:
+    # Eight on two CPUs: 36 of a batch's 40 ms they queue.
+    records = log(pool(1, PLAIN, 2, 20), pool(2, TRIED, 8, 40), iterators=BOTH, queued=0.9)
+    one_less = without_queue(records, 203)
+    (told,) = with_readers([TRIAL], one_less, OWN, [PLAIN])
+    assert told.readers is not None
+    assert told.readers.many.wait_ms.value == pytest.approx(2.0)
+    assert told.readers.many.busy == pytest.approx(8.0)  # it made batches all the same
+    most = without_queue(records, *range(202, 208))
+    assert with_readers([TRIAL], most, OWN, [PLAIN]) == (TRIAL,)
+    own = without_queue(records, 100, 101)
+    assert with_readers([TRIAL], own, OWN, [PLAIN]) == (TRIAL,)
+
+
 def test_only_the_windows_of_that_trial_and_of_that_dataset_count() -> None:
     own = pool(1, PLAIN, 2, 20)
     slow_later = pool(2, LATER, 8, 500)

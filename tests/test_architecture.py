@@ -185,6 +185,20 @@ def test_the_measuring_process_leaves_torch_to_the_script() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_nothing_stands_below_where_a_module_runs_itself() -> None:
+    """What does is not defined yet when it runs."""
+    above = []
+    for path in PACKAGE.rglob("*.py"):
+        runs = [isinstance(x, ast.If) and "__main__" in ast.unparse(x.test) for x in body(path)]
+        if any(runs[:-1]):
+            above.append(path.name)
+    assert not above
+
+
+def body(path: Path) -> list[ast.stmt]:
+    return ast.parse(path.read_text(encoding="utf-8")).body
+
+
 @pytest.mark.parametrize("command", ["analyze", "diagnose", "run", "sweep"])
 def test_a_command_loads_what_it_writes_with_only_when_it_writes(command: str) -> None:
     code = (

@@ -174,10 +174,6 @@ def _exit_code(value: object) -> int:
     return 1
 
 
-if __name__ == "__main__":
-    main()
-
-
 class _NotedReads(io.FileIO):
     """Standard input, which remembers that it was read."""
 

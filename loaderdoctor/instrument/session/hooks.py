@@ -17,6 +17,7 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from time import perf_counter_ns
@@ -32,6 +33,10 @@ _OPTIMIZER = "torch.optim.optimizer"
 _AUTOGRAD = "torch.autograd"
 _TORCH = "torch"
 _SAFETENSORS = "safetensors.torch"
+_HELD_BEFORE = (
+    "loaderdoctor: this loader was tuned in an earlier recording, and its passes stay as they were "
+    "set there: this one can't see them. Build the loader anew to have it recorded.\n"
+)
 
 
 class Hooks:
@@ -55,6 +60,7 @@ class Hooks:
             }
         )
         self._saving = threading.local()  # one way to save may use another
+        self._said_held = False
         session.hooks = self
 
     def watch(self) -> None:
@@ -136,6 +142,16 @@ class Hooks:
         for name in ("save_file", "save_model"):
             self._replace(module, name, self._wrap_save)
 
+    def _say_if_held(self, loader: Any) -> None:
+        """Once, of a loader that an earlier session of this process hands its batches for good."""
+        if self._said_held or not any(
+            left._session.registry.taken_over(loader) for left in Hooks._left
+        ):
+            return
+        self._said_held = True
+        with suppress(Exception):  # a notebook's or a closed stream: the loop goes on
+            sys.stderr.write(_HELD_BEFORE)
+
     # ------------------------------------------------------------ wrappers
 
     def _wrap_loader_init(self, original: Any) -> Any:
@@ -153,9 +169,12 @@ class Hooks:
 
     def _wrap_iter(self, original: Any) -> Any:
         session, open_iterator = self._session, self._loop.open_iterator
+        say_if_held = self._say_if_held
 
         def __iter__(self: Any) -> Any:  # noqa: N807
             if not bypassed() and (session.live or session.registry.taken_over(self)):
+                if session.live:
+                    say_if_held(self)
                 return open_iterator(self, original)
             iterator = original(self)
             if not session.live:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, dataloader
 
+from loaderdoctor.instrument.session.hooks import Hooks
 from tests.instrument.watched import (
     Trainer,
     counting_loop,
@@ -24,6 +27,19 @@ def test_hooks_leave_nothing_behind() -> None:
     assert {n: dataloader.DataLoader.__dict__[n] for n in before} == before
     assert dict(dataloader._BaseDataLoaderIter.__dict__) == iterator
     assert torch.autograd.backward is backward
+
+
+def test_a_loader_that_an_earlier_session_tuned_is_said_to_stay_unrecorded(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    loader, other = loader_of(40), loader_of(40)
+    registry = SimpleNamespace(taken_over=lambda x: x is loader)
+    earlier = SimpleNamespace(_session=SimpleNamespace(registry=registry, holds_loaders=True))
+    monkeypatch.setattr(Hooks, "_left", [earlier])
+    watch(counting_loop(other, 2, []), request(1, "plain"))
+    assert "tuned in an earlier recording" not in capfd.readouterr().err
+    watch(counting_loop(loader, 2, []), request(1, "plain"))
+    assert capfd.readouterr().err.count("tuned in an earlier recording") == 1
 
 
 def test_no_batch_stays_alive() -> None:

@@ -209,8 +209,12 @@ def packed(case: Case) -> list[Candidate]:
     if step_ms is None or explained_ms is None or n < MIN_PACKED:
         return []
     left_ms = explained_ms / n
-    how = f"the step less the {fmt.ms(explained_ms)} of {n} copies, plus one of them, at best"
-    predicted_ms = least_without_ms(case.facts, explained_ms - left_ms, "copy")
+    how = (
+        f"the step less its loader and the {fmt.ms(explained_ms)} of {n} copies, plus one of them, "
+        "at best"
+    )
+    loader_ms = max(case.facts.share("input") or 0.0, 0.0) * step_ms
+    predicted_ms = least_without_ms(case.facts, explained_ms - left_ms + loader_ms, "copy")
     no_copy = case.facts.ablation.no_copy_ms if case.facts.ablation is not None else None
     if no_copy is not None:
         predicted_ms, how = max(no_copy.low, 0.0), "the step without its loader and copies, at best"

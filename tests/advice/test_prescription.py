@@ -488,6 +488,14 @@ def test_many_small_copies_are_tried_as_one() -> None:
     (one,) = [c for s, c in by_settings(measured).items() if s.packed]
     assert ablation is not None and ablation.no_copy_ms is not None
     assert one.predicted_step_ms == max(ablation.no_copy_ms.low, 0.0)  # handed over as one, too
+    seen = with_exposed(input_=0.3)
+    assert seen.ablation is not None
+    unmeasured = replace(
+        facts, shares=seen.shares, ablation=replace(seen.ablation, no_copy_ms=None)
+    )
+    (one,) = [c for s, c in by_settings(unmeasured).items() if s.packed]
+    assert one.predicted_step_ms is not None and unmeasured.step_ms is not None
+    assert one.predicted_step_ms < 0.7 * unmeasured.step_ms  # neither loader nor copies are left
     alone = replace(facts, transfers=copied[:1])
     assert not any(s.packed for s in by_settings(alone))
 

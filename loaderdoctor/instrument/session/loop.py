@@ -162,9 +162,10 @@ class Loop:
             passes.fetched(loader, start, end, opened_ns=opened_ns, measured=measured)
         if window.fetches is not None:
             window.fetches.append((loader.index, start, end, thread, cpu_ns))
-            waited_ns = queue.waited_since(queued_ns) if queue is not None else None
-            if waited_ns is not None:
-                window.queued_ns[thread, start] = waited_ns
+            if queue is not None and queued_ns is not None:
+                now_ns = queue.waited_ns()
+                if now_ns is not None:
+                    window.queued_ns[thread, start] = now_ns - queued_ns
         if definition is None:
             session.roles.fetched(loader, start)
         elif loader.role == "other" and thread == definition.thread:

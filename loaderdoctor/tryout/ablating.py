@@ -225,6 +225,10 @@ class Ablation:
     def _one_round(self, *, with_copy: bool) -> Round | None:
         modes: list[Mode] = ["plain", "no_input", *(["no_copy"] if with_copy else [])]  # type: ignore[list-item]
         self._rng.shuffle(modes)
+        train = self.evidence.observed.main_loader
+        if with_copy and train is not None and train.shapes_vary:
+            # What is handed out again (`_again`) are the batches that were made ahead last.
+            modes.sort(key=lambda mode: mode == "no_input")
         done = {w.mode: w for w in self._measure([self.request(mode) for mode in modes])}
         for window in done.values():
             if window.status in ("failed", "skipped") and window.reason:

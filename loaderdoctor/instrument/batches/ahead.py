@@ -9,10 +9,13 @@ them in their order. The loader's real pass goes on behind them.
 from __future__ import annotations
 
 from time import perf_counter_ns
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from loaderdoctor.instrument.batches.replay_buffer import ReplayBuffer
 from loaderdoctor.instrument.batches.signature import Shapes
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Ahead:
@@ -56,6 +59,10 @@ class Ahead:
     def end(self) -> None:
         """No more batches come."""
         self._over = True
+
+    def held_tensors(self) -> list[Tensor]:
+        """Of all its batches, for their copies to be made ahead as well."""
+        return self._buffer.held_tensors()
 
     def restore(self) -> None:
         """Undo what the loop changed in place. Call it between windows."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from loaderdoctor.instrument.batches.h2d import H2DCall, H2DHook, raw_copy
+from loaderdoctor.instrument.batches.h2d import H2DCall, H2DHook, raw_copy, raw_to
 from loaderdoctor.instrument.batches.tensor_pool import Budget, TensorPool
 from loaderdoctor.instrument.system.memory import gpu_free_bytes
 from loaderdoctor.instrument.wire.records import CopyRecord
@@ -44,6 +44,9 @@ class FreeCopies(H2DHook):
         self._at_place: dict[tuple[_Key, int], TensorPool] = {}
         self._anywhere: dict[_Key, TensorPool] = {}
         self._buffers = _Buffers()
+        # Of batches that come once, by where they lie on the host: each tensor there, its version,
+        # and the same on the device.
+        self._ahead: dict[int, tuple[Tensor, int, Tensor]] = {}
         self._counting = False
         self._short_of_memory = False
         self.hits = 0
@@ -80,6 +83,25 @@ class FreeCopies(H2DHook):
         """Learn again: what is not known at its place is made and kept."""
         self._counting = False
 
+    def copy_ahead(self, tensors: Iterable[Tensor]) -> None:
+        """Copy host tensors of batches that the loop will get once; waits for the device.
+
+        Whoever moves one of them as it is gets the copy. Those beyond the budget are let through.
+        """
+        self._ahead.clear()
+        budget = self._new_budget()
+        for tensor in tensors:
+            if tensor.device.type != "cpu" or not tensor.numel():
+                continue
+            if not budget.take(tensor.numel() * tensor.element_size()):
+                self._short_of_memory = True
+                break
+            with torch.no_grad():
+                moved = raw_to(tensor.detach(), self._device, non_blocking=False)
+            self._ahead[tensor.data_ptr()] = (tensor, tensor._version, moved)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
     def restore(self) -> None:
         """Undo what the loop changed in place. Call it between windows; waits for the device."""
         for pool in self._pools():
@@ -91,6 +113,7 @@ class FreeCopies(H2DHook):
             torch.cuda.synchronize(self._device)
         for pool in self._pools():
             pool.release()
+        self._ahead.clear()
         self._at_place.clear()
         self._anywhere.clear()
         self._buffers = _Buffers()
@@ -101,6 +124,9 @@ class FreeCopies(H2DHook):
         ordinal = self._ordinal()
         if not _answerable(call):
             return self._let_through(call)
+        if self._ahead and (ready := self._copied_ahead(call)) is not None:
+            self.hits += self._counting
+            return ready
         key: _Key = (
             # A thread that begins no steps has no ordinal: the line that calls has to do.
             _calling_line() if ordinal is None else ordinal,
@@ -123,13 +149,31 @@ class FreeCopies(H2DHook):
             return pool.hand_out()
         return self._fill(call.target, place, pool)
 
+    def _copied_ahead(self, call: H2DCall) -> Tensor | None:
+        """The device's copy of the call's source, in its target where it has one."""
+        source, found = call.source, self._ahead.get(call.source.data_ptr())
+        if found is None:
+            return None
+        tensor, version, moved = found
+        as_it_is = (
+            source.shape == tensor.shape
+            and source.stride() == tensor.stride()
+            and call.dtype == source.dtype == tensor.dtype
+            and call.memory_format in (None, torch.preserve_format)
+            and tensor._version == version  # which all that share its storage have
+        )
+        if not as_it_is:
+            return None
+        if call.target is None:
+            return moved
+        raw_copy(call.target, moved)
+        return call.target
+
     def _learn(self, call: H2DCall, key: _Key, place: tuple[_Key, int]) -> Tensor:
         before = 0 if call.target is None else call.target._version
         result = self._let_through(call)
         if self._budget is None:
-            free = gpu_free_bytes(self._device)
-            share = MAX_SHARE_OF_FREE_MEMORY
-            self._budget = Budget(int(free * share) if free is not None else sys.maxsize)
+            self._budget = self._new_budget()
         try:
             pool = TensorPool(result, self._budget)
         except MemoryError:
@@ -145,6 +189,11 @@ class FreeCopies(H2DHook):
         if call.target is not None:
             self._buffers.note(place, call.target, before)
         return result
+
+    def _new_budget(self) -> Budget:
+        free = gpu_free_bytes(self._device)
+        share = MAX_SHARE_OF_FREE_MEMORY
+        return Budget(int(free * share) if free is not None else sys.maxsize)
 
     def _fill(self, target: Tensor, place: _Key, pool: TensorPool) -> Tensor:
         """`copy_` into the loop's own buffer: nothing to do while the buffer still holds it."""

@@ -156,6 +156,11 @@ class ReplayBuffer:
             self._next += 1
             return recorded.hand_out()
 
+    def held_tensors(self) -> list[Tensor]:
+        """What the next hand-out of each batch shares its memory with, as it is."""
+        with self._lock:
+            return [pool.next_tensor for recorded in self._recorded for pool in recorded.pools]
+
     def rewind(self) -> None:
         """The first batch comes next."""
         with self._lock:

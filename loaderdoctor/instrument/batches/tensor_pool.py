@@ -82,6 +82,11 @@ class TensorPool:
         """Copies that are handed out in turn."""
         return len(self._copies)
 
+    @property
+    def next_tensor(self) -> Tensor:
+        """Whose storage the next hand-out shares, unless it was changed."""
+        return self._copies[self._next].tensor
+
     def hand_out(self) -> Tensor:
         """The content, as a tensor object of its own that shares a copy's storage."""
         copy = self._copies[self._next]

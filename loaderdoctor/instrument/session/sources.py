@@ -18,6 +18,8 @@ from loaderdoctor.settings import AXES_BY_NAME, Settings
 from loaderdoctor.units import NS_PER_S
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from loaderdoctor.instrument.batches.replay_buffer import Source
 
 NO_LIMIT_S = 600.0  # of a window that names none
@@ -26,12 +28,6 @@ MAX_RECORD_STEPS = 24  # a buffer that isn't full by then won't be
 
 # A window of fewer steps says nothing about its mean.
 MIN_AHEAD_STEPS = 3
-NEW_SHAPES = (
-    "each batch has a shape of its own, and copies can only be answered for batches that the loop "
-    "gets again; the copy's share is what the trace shows of it"
-)
-
-
 NOT_SEPARATED = (
     "Ready batches that repeat would spare the model what it does for each new shape: they don't "
     "tell the loader from that. The loader is judged by what the loop was seen to wait."
@@ -131,10 +127,8 @@ class Sources:
             if request.again and state.ahead is None:
                 raise SourceRefusedError(f"{state.id}: no batches of the window before are held")
             if not request.again and self._must_be_new(state):
-                if request.mode == "no_copy":
-                    raise SourceRefusedError(NEW_SHAPES)
                 self._make_ahead(state, n_ahead, until_ns)
-            if state.ahead is not None and request.mode == "no_input":
+            if state.ahead is not None and request.mode in ("no_input", "no_copy"):
                 self._set(state, state.ahead.as_source(replay_buffer))
             else:
                 self._set(state, replay_buffer.as_source())
@@ -142,8 +136,8 @@ class Sources:
     def _must_be_new(self, state: LoaderState) -> bool:
         """Whether repeated batches might spare the loop work that each new one makes.
 
-        With an accelerator, whose copies only repeated batches can answer, such as repeat by
-        themselves may be repeated.
+        With an accelerator such as repeat by themselves may be repeated: what it does for a shape
+        once it has done.
         """
         shapes = state.shapes
         if shapes is None or not shapes.vary:
@@ -181,6 +175,15 @@ class Sources:
             begin()
             n_steps = n if n_steps is None else min(n, n_steps)
         return n_steps
+
+    def held_ahead(self) -> list[Tensor]:
+        """The tensors of all batches made ahead for this window."""
+        return [
+            tensor
+            for state in self.train
+            if state.ahead is not None and hasattr(state.substitute.source, "begin")
+            for tensor in state.ahead.held_tensors()
+        ]
 
     def ready_record(self) -> ReadyRecord | None:
         """What the step's main loader made ahead for the window; None where nothing."""

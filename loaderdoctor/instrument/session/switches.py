@@ -104,5 +104,6 @@ class Switches:
             self._copies = None
         if self._free_copies is not None:
             self._free_copies.stop_counting()
+            self._free_copies.copy_ahead(())
             self._free_copies.restore()
         return was

@@ -144,6 +144,8 @@ class Windows:
             finish = self._marks.finish_device if self._marks is not None else None
             yield from self._messages.hold(request.id, self._between_steps, finish)
             deadline = _deadline(request)
+        if self._switches.answering is not None:
+            self._switches.answering.copy_ahead(sources.held_ahead())
         n_ahead = sources.begin_ahead(self._n_lead)
         if n_ahead is not None:
             deadline = _deadline(request)  # making them took its time

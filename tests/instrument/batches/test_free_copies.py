@@ -51,6 +51,46 @@ def test_known_calls_are_answered_without_a_copy(copies: Copies) -> None:
     assert (free.hits, free.misses, free.reason) == (8, 0, None)
 
 
+def test_batches_that_come_once_are_answered_with_copies_made_ahead(copies: Copies) -> None:
+    free = FreeCopies(META)
+    free.install()
+    batches = [torch.full((n, 3), float(n)) for n in range(1, 6)]  # each of another shape
+    free.copy_ahead(batches)
+    free.start_counting()
+    for batch in batches:
+        free.begin_step()
+        handed_out = batch.detach()
+        assert handed_out.to(META).shape == handed_out.cpu().shape
+        target = torch.empty_like(handed_out, device="meta")
+        assert target.copy_(handed_out) is target
+    free.remove()
+    assert copies.n == 0
+    assert (free.hits, free.misses, free.reason) == (10, 0, None)
+
+
+def test_what_the_loop_made_of_them_is_copied_as_it_is(copies: Copies) -> None:
+    free = FreeCopies(META)
+    free.install()
+    batches = [torch.full((n, 4), float(n)) for n in range(1, 6)]
+    free.copy_ahead(batches)
+    free.start_counting()
+    for n, batch in enumerate(batches):
+        free.begin_step()
+        others = (
+            batch.to(META, torch.float16),  # converted on the way
+            batch[:, :2].to(META),  # a part of it
+            batch.t().to(META),
+            (batch + 1).to(META),
+            batch.mul_(2.0).to(META),  # changed in place
+        )
+        assert others[0].dtype == torch.float16 and others[2].shape == (4, n + 1)
+    free.remove()
+    assert copies.n == free.misses == 25
+    assert free.reason is not None
+    free.copy_ahead(())
+    assert batches[0].to(META).device.type == "meta"
+
+
 def test_shapes_that_always_change_give_a_reason(copies: Copies) -> None:
     free = FreeCopies(META)
     free.install()

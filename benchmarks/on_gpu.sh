@@ -71,7 +71,7 @@ case $chapter in
         part python3 benchmarks/hook_overhead.py --device cuda
         ;;
     truth)
-        part python3 benchmarks/truth.py --budget "${BUDGET:-12}" --rounds 1 --json "$folder/truth.json" --reports "$folder/reports" ${LOOPS:+--only "$LOOPS"}
+        part python3 benchmarks/truth.py --budget "${BUDGET:-12}" --rounds "${ROUNDS:-4}" --seconds "${TRUTH_S:-5}" --json "$folder/truth.json" --reports "$folder/reports" ${LOOPS:+--only "$LOOPS"}
         ;;
     advice)
         names=${SCRIPTS:-}

@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from truth import compare, truth_of
+from truth import compare, noise_of, truth_of
 
 LOOP = Path(__file__).with_name("rank_loop.py")
 RANKS = ("--nproc-per-node", "2")
@@ -65,10 +65,10 @@ def slow_rank(report: dict[str, Any]) -> dict[str, Any] | None:
 
 def row_of(kind: str, budget_s: float, folder: Path) -> dict[str, Any]:
     steps = ("--steps", str(RUN_STEPS))
-    alone = by_torchrun(kind, "--truth", "--rounds", "1", *steps)
+    alone = by_torchrun(kind, "--truth", "--rounds", "2", *steps)
     budget = ("--budget", str(budget_s), "--no-verify")
     report, _ = by_loaderdoctor("diagnose", folder, *budget, str(LOOP), kind)
-    after = by_torchrun(kind, "--truth", "--rounds", "1")
+    after = by_torchrun(kind, "--truth", "--rounds", "2")
     row = compare(kind, truth_of(alone["truth"], after["truth"]), report)
     late = slow_rank(report)
     row["slow_rank"] = late
@@ -102,7 +102,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
             f"{100 * row[f'{part}_true']:.1f} / {100 * row[f'{part}_ours']:.1f}"
             for part in ("input", "copy")
         ]
-        cells.append(f"{100 * row['noise']:.1f}")
+        cells.append(f"{100 * noise_of(row):.1f}")
         cells.append("not named" if late is None else f"{late['rank']}, by its {late['cause']}")
         cells.append(f"{row['peer_wait_ms'][0]:.1f}")
         cells.append(f"{row['alone_ms']:.2f} / {row['run_ms']:.2f}")

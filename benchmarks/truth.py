@@ -1,15 +1,16 @@
 """Our shares beside the truth, loop by loop: input, copy and rest of every loop in loops.py.
 
-    python benchmarks/truth.py [--only NAME,…] [--budget 20] [--rounds 2] [--json FILE]
-                               [--reports FOLDER]
+    python benchmarks/truth.py [--only NAME,…] [--budget 20] [--rounds 4] [--seconds 12]
+                               [--json FILE] [--reports FOLDER]
     python benchmarks/truth.py --table FILE…      what was measured, as a table for a page
 
 For each loop: `loops.py NAME --truth` in a process of its own (no loaderdoctor), then
 `loaderdoctor diagnose --no-verify loops.py NAME`, then the truth once more in that process, which
-idles meanwhile, so that what drifts is part of its spread. A row agrees when each share lies within
-5 points of the truth, or the difference is within both measurements' noise. Over all loops the aim
-is a median error of input and copy shares of 1.5 points, and none above 5 points or the truth's own
-noise.
+idles meanwhile, so that what drifts is part of its spread. A part's truth is the median over rounds
+of what it took in each, since a process that becomes faster becomes so in all three ways, and its
+noise twice the standard error of these. A row agrees when each share lies within 5 points of the
+truth, or the difference is within both measurements' noise. Over all loops the aim is a median
+error of input and copy shares of 1.5 points, and none above 5 points or the truth's own noise.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,17 +29,18 @@ from typing import Any
 
 LOOPS = Path(__file__).with_name("loops.py")
 POINTS = 0.05
+PARTS = ("input", "copy")
 MEDIAN_POINTS = 0.015  # of all input and copy shares: the aim
 LONG_EPOCH = 200  # steps; no epoch of this length ends within a measurement of the truth
 
 
 @contextmanager
-def measured(name: str, rounds: int) -> Iterator[Callable[[], dict[str, list[float]]]]:
-    """What measures the truth each time it is called, in one process that idles in between.
+def measured(name: str) -> Iterator[Callable[[], dict[str, list[float]]]]:
+    """What measures a round of the truth whenever it is called, in a process that idles in between.
 
     Starting it takes longer than its measurement. RuntimeError where it fails.
     """
-    command = [sys.executable, str(LOOPS), name, "--truth", "--rounds", str(rounds)]
+    command = [sys.executable, str(LOOPS), name, "--truth", "--rounds", "1"]
     with (
         tempfile.TemporaryFile("w+") as errors,
         subprocess.Popen(
@@ -68,17 +71,32 @@ def measured(name: str, rounds: int) -> Iterator[Callable[[], dict[str, list[flo
             process.kill()
 
 
+def rounds_of(
+    measure: Callable[[], dict[str, list[float]]], *, most: int, seconds: float
+) -> list[dict[str, list[float]]]:
+    """`most` rounds, or those begun before `seconds` were over: one at least."""
+    end = time.monotonic() + seconds
+    found = [measure()]
+    while len(found) < most and time.monotonic() < end:
+        found.append(measure())
+    return found
+
+
 def truth_of(*runs: dict[str, list[float]]) -> dict[str, Any]:
-    """Medians over all rounds, what follows from them, and the range of each way."""
-    all_of = {how: [ms for one in runs for ms in one[how]] for how in runs[0]}
-    full, cached, resident = (statistics.median(all_of[how]) for how in all_of)
-    return {
-        "step_ms": full,
-        "input_ms": full - cached,
-        "copy_ms": cached - resident,
-        "rest_ms": resident,
-        "spread_ms": {how: max(ms) - min(ms) for how, ms in all_of.items()},
+    """What the step and its parts take, by the median over all rounds, and the noise of it."""
+    full, cached, resident = ([ms for one in runs for ms in one[how]] for how in runs[0])
+    parts = {
+        "input": [a - b for a, b in zip(full, cached, strict=True)],
+        "copy": [a - b for a, b in zip(cached, resident, strict=True)],
     }
+    found: dict[str, Any] = {"step_ms": statistics.median(full), "n_rounds": len(full)}
+    found["rest_ms"] = found["step_ms"]
+    for part, of_rounds in parts.items():
+        found[f"{part}_ms"] = statistics.median(of_rounds)
+        found["rest_ms"] -= found[f"{part}_ms"]
+        spread = statistics.stdev(of_rounds) if len(of_rounds) > 1 else 0.0
+        found[f"{part}_noise_ms"] = 2 * spread / len(of_rounds) ** 0.5
+    return found
 
 
 def run_diagnose(
@@ -114,13 +132,7 @@ def said_of(ablation: dict[str, Any], part: str) -> tuple[float | None, tuple[fl
 def compare(name: str, truth: dict[str, Any], report: dict[str, Any]) -> dict[str, Any]:
     """One row: truth and ours, and whether they agree."""
     wall = truth["step_ms"]
-    spread = truth["spread_ms"]
-    # Half the range of each of the two measurements whose difference the part is.
-    noise = {
-        "input": (spread["full"] + spread["cached"]) / 2 / wall,
-        "copy": (spread["cached"] + spread["resident"]) / 2 / wall,
-    }
-    row: dict[str, Any] = {"loop": name, "truth_ms": wall}
+    row: dict[str, Any] = {"loop": name, "truth_ms": wall, "n_rounds": truth["n_rounds"]}
     agrees = True
     ablation = report["ablation"] or {}
     ours_wall = ablation.get("plain_ms") or report["step"]["wall_ms"]
@@ -137,18 +149,24 @@ def compare(name: str, truth: dict[str, Any], report: dict[str, Any]) -> dict[st
         shares[part] = value / ours_wall if value is not None else (report["shares"][part] or 0.0)
         true = truth[f"{part}_ms"] / wall
         ours_noise = (interval[1] - interval[0]) / 2 / ours_wall if value is not None else 0.0
-        row[f"{part}_true"], row[f"{part}_ours"] = true, shares[part]
-        agrees &= abs(shares[part] - true) <= max(POINTS, noise[part] + ours_noise)
+        noise = truth[f"{part}_noise_ms"] / wall
+        row[f"{part}_true"], row[f"{part}_ours"], row[f"{part}_noise"] = true, shares[part], noise
+        agrees &= abs(shares[part] - true) <= max(POINTS, noise + ours_noise)
     row["ours_ms"] = ours_wall
+    row["recorded_only"] = report["step"].get("wall_ms_ci") is None and not ablation
     row["rest_true"] = truth["rest_ms"] / wall
     row["rest_ours"] = 1.0 - shares["input"] - shares["copy"]
     row["trace_input"] = (report["trace_shares"] or {}).get("input")
     row["trace_copy"] = (report["trace_shares"] or {}).get("copy")
     row["verdict"] = f"{report['verdict']['bound']} {report['verdict']['severity']}"
     row["findings"] = [f["kind"] for f in report["findings"]]
-    row["noise"] = max(noise.values())
     row["agrees"] = agrees
     return row
+
+
+def noise_of(row: dict[str, Any]) -> float:
+    """The larger noise of the truth's two shares."""
+    return max(float(row["input_noise"]), float(row["copy_noise"]))
 
 
 def line(row: dict[str, Any]) -> str:
@@ -157,7 +175,7 @@ def line(row: dict[str, Any]) -> str:
         f"{100 * row[f'{part}_true']:6.1f} {100 * row[f'{part}_ours']:6.1f}"
         for part in ("input", "copy", "rest")
     ]
-    cells.append(f"{100 * row['noise']:5.1f}")
+    cells.append(f"{100 * noise_of(row):5.1f} {row['n_rounds']:3d}")
     cells.append("ok " if row["agrees"] else "OFF")
     cells.append(f"{row['verdict']:16s} {', '.join(row['findings'])}")
     return " | ".join(cells)
@@ -171,13 +189,13 @@ def summary(rows: list[dict[str, Any]]) -> str:
     off = {
         (row["loop"], part): abs(row[f"{part}_ours"] - row[f"{part}_true"])
         for row in measured
-        for part in ("input", "copy")
+        for part in PARTS
     }
-    noise = {row["loop"]: row["noise"] for row in measured}
+    noise = {(row["loop"], part): row[f"{part}_noise"] for row in measured for part in PARTS}
     beyond = [
-        f"{part} of {loop} by {100 * error:.1f} (noise {100 * noise[loop]:.1f})"
+        f"{part} of {loop} by {100 * error:.1f} (noise {100 * noise[loop, part]:.1f})"
         for (loop, part), error in off.items()
-        if error > max(POINTS, noise[loop])
+        if error > max(POINTS, noise[loop, part])
     ]
     middle = statistics.median(off.values())
     said = f"{len(measured)} loops: median error {100 * middle:.1f} points"
@@ -191,17 +209,18 @@ def summary(rows: list[dict[str, Any]]) -> str:
 def markdown(rows: list[dict[str, Any]]) -> str:
     """The rows as a page shows them, and the sentence below."""
     heads = ["loop", "step ms, truth / ours", "input %", "copy %", "rest %", "noise %"]
-    heads += ["verdict", "agrees"]
-    lines = ["| " + " | ".join(heads) + " |", "|---|" + "---:|" * 5 + "---|---|"]
+    heads += ["rounds", "verdict", "agrees"]
+    lines = ["| " + " | ".join(heads) + " |", "|---|" + "---:|" * 6 + "---|---|"]
     for row in rows:
         if "error" in row:
             continue
         cells = [f"`{row['loop']}`", f"{row['truth_ms']:.2f} / {row['ours_ms']:.2f}"]
+        cells[-1] += " (recorded)" if row["recorded_only"] else ""
         cells += [
             f"{100 * row[f'{part}_true']:.1f} / {100 * row[f'{part}_ours']:.1f}"
             for part in ("input", "copy", "rest")
         ]
-        cells += [f"{100 * row['noise']:.1f}", row["verdict"]]
+        cells += [f"{100 * noise_of(row):.1f}", str(row["n_rounds"]), row["verdict"]]
         cells.append("yes" if row["agrees"] else "**no**")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join([*lines, "", summary(rows)])
@@ -214,7 +233,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--only", default=",".join(n for n in NAMES if not NAMES[n].resident))
     parser.add_argument("--budget", type=float, default=20.0)
-    parser.add_argument("--rounds", type=int, default=2, help="of the truth, before and after")
+    parser.add_argument("--rounds", type=int, default=4, help="of the truth, before and after")
+    parser.add_argument("--seconds", type=float, default=12.0, help="after which none begins")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--reports", type=Path, help="keep the diagnoses' reports here")
     parser.add_argument("--table", type=Path, nargs="+", metavar="FILE", help="of --json")
@@ -224,17 +244,17 @@ def main() -> int:
         return 0
     if args.reports is not None:
         args.reports.mkdir(parents=True, exist_ok=True)
-    print(f"{'loop':22s} | step ms: truth ours | input %: truth ours | copy % | rest % | noise %")
+    print(f"{'loop':22s} | step ms: truth ours | input %: truth ours | copy | rest | noise, rounds")
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for name in args.only.split(","):
             try:
-                with measured(name, args.rounds) as truth:
-                    before = truth()
+                with measured(name) as truth:
+                    before = rounds_of(truth, most=args.rounds, seconds=args.seconds)
                     report = run_diagnose(name, args.budget, Path(folder), args.reports)
-                    after = truth()
-                row = compare(name, truth_of(before, after), report)
-                row |= {"before_ms": before, "after_ms": after}
+                    after = rounds_of(truth, most=args.rounds, seconds=args.seconds)
+                row = compare(name, truth_of(*before, *after), report)
+                row |= {"before": before, "after": after}
                 print(line(row), flush=True)
             except (RuntimeError, OSError) as error:
                 print(f"{name:22s} | failed: {error}", flush=True)

@@ -28,7 +28,8 @@ def truth() -> ModuleType:
 def row(name: str, *, off: float, noise: float = 0.0) -> dict[str, Any]:
     shares = {"input_true": 0.4, "input_ours": 0.4 + off, "copy_true": 0.1, "copy_ours": 0.1}
     shares |= {"rest_true": 0.5, "rest_ours": 0.5 - off, "truth_ms": 10.0, "ours_ms": 10.0}
-    return {"loop": name, "noise": noise, "agrees": True, "verdict": "input high", **shares}
+    shares |= {"input_noise": noise, "copy_noise": 0.0, "n_rounds": 8, "recorded_only": False}
+    return {"loop": name, "agrees": True, "verdict": "input high", **shares}
 
 
 def test_an_error_within_the_truth_s_own_noise_counts_in_the_median_and_is_no_miss(
@@ -44,7 +45,7 @@ def test_an_error_beyond_both_is_named_and_so_is_a_loop_that_failed(truth: Modul
     said = truth.summary(rows)
     assert "input of off by 8.0 (noise 3.0). Not measured: died." in said
     table = truth.markdown(rows)
-    assert "| `off` | 10.00 / 10.00 | 40.0 / 48.0 | 10.0 / 10.0 | 50.0 / 42.0 | 3.0 |" in table
+    assert "| `off` | 10.00 / 10.00 | 40.0 / 48.0 | 10.0 / 10.0 | 50.0 / 42.0 | 3.0 | 8 |" in table
     assert "`died`" not in table.partition("1 loops")[0]
     assert truth.summary(rows[1:]) == "No loop was measured."
 
@@ -65,6 +66,25 @@ def test_a_row_judges_what_the_report_states_not_the_signed_measurement(truth: M
     assert found["agrees"]
     report["ablation"]["claims"] = {}
     assert truth.compare("one", truth.truth_of(runs), report)["input_ours"] == 0.0
+
+
+def test_a_process_that_becomes_faster_is_no_noise_of_what_a_part_takes(truth: ModuleType) -> None:
+    slow = {"full": [12.0], "cached": [8.0], "resident": [6.0]}
+    fast = {"full": [9.0], "cached": [5.0], "resident": [3.2]}
+    found = truth.truth_of(slow, fast)
+    assert (found["input_ms"], found["copy_ms"]) == (4.0, pytest.approx(1.9))
+    assert found["step_ms"] == pytest.approx(found["rest_ms"] + 5.9)
+    assert found["input_noise_ms"] == 0.0
+    assert found["copy_noise_ms"] == pytest.approx(0.2)  # 2 × 0.141 / √2
+    assert truth.truth_of(slow)["copy_noise_ms"] == 0.0
+
+
+def test_rounds_end_with_their_number_or_their_time_and_one_is_made(truth: ModuleType) -> None:
+    def one() -> dict[str, list[float]]:
+        return {}
+
+    assert len(truth.rounds_of(one, most=3, seconds=60.0)) == 3
+    assert len(truth.rounds_of(one, most=3, seconds=0.0)) == 1
 
 
 def test_every_loop_is_in_one_group_of_the_script_for_gpus() -> None:

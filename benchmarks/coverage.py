@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from loaderdoctor.noise import Noise, Sample
+from loaderdoctor.estimate import Noise, Sample
 
 SERIES = Path(__file__).with_name("step_series.json.gz")
 N_ROUNDS = (1, 2, 3, 4)

@@ -18,7 +18,7 @@ PAGE = PACKAGE.parent / "docs" / "architecture.md"
 # lies in `loaderdoctor/` itself. Each may import itself and what stands behind its name here.
 # `MEASURED`: what a measuring process sends, and the units, intervals and words of every stage.
 WORDS = {"errors", "setting_words", "settings", "combinations", "intervals", "units"}
-WORDS |= {"estimate", "noise"}
+WORDS |= {"estimate"}
 MEASURED = WORDS | {"wire"}
 EVIDENCE = MEASURED | {"facts"}
 JUDGED = EVIDENCE | {"format", "findings", "advice"}
@@ -26,7 +26,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "intervals": set(),
     "estimate": set(),
-    "noise": {"estimate"},
     "secrets": set(),
     "units": set(),
     "setting_words": set(),

@@ -143,11 +143,8 @@ class LevelWatch:
     def _limit(self, values: np.ndarray, level: float) -> float:
         """How far a group may be from the level by chance."""
         n = values.size
-        spread = MAD_TO_SD * float(np.median(np.abs(values - level)))
-        spread = max(spread, self._floor_share * abs(level), self._floor)
-        alike = min(MAX_ALIKE, max(0.0, _lag_one(values, level)) + 2.0 / math.sqrt(n))
-        widened = math.sqrt((1.0 + alike) / (1.0 - alike))
-        by_spread = BEYOND_SD * (1.0 + SMALL_SAMPLE / n) * widened * spread
+        spread = _spread(values, level, max(self._floor_share * abs(level), self._floor))
+        by_spread = BEYOND_SD * (1.0 + SMALL_SAMPLE / n) * spread
         seen = float(np.partition(np.abs(values - level), n - 2)[n - 2])  # but for the farthest
         return max(by_spread, BEYOND_SEEN * seen, BEYOND_SEEN * self._excursion * abs(level))
 
@@ -159,6 +156,14 @@ class LevelWatch:
             scale.reference.clear()
             scale.beyond.clear()
         changed.reference.extend(since)
+
+
+def _spread(values: np.ndarray, level: float, least: float) -> float:
+    """Robust standard deviation, of `least` at least, widened for how alike neighbours are."""
+    spread = max(MAD_TO_SD * float(np.median(np.abs(values - level))), least)
+    alike = max(0.0, _lag_one(values, level)) + 2.0 / math.sqrt(values.size)
+    alike = min(MAX_ALIKE, alike)
+    return spread * math.sqrt((1.0 + alike) / (1.0 - alike))
 
 
 def _lag_one(values: np.ndarray, level: float) -> float:
@@ -196,9 +201,7 @@ class DriftWatch:
             return None
         values = np.array(self._first)
         level = float(np.median(values))
-        spread = max(MAD_TO_SD * float(np.median(np.abs(values - level))), 0.02 * abs(level))
-        alike = min(MAX_ALIKE, max(0.0, _lag_one(values, level)) + 2.0 / math.sqrt(values.size))
-        limit = BEYOND_SD * math.sqrt((1.0 + alike) / (1.0 - alike)) * spread
+        limit = BEYOND_SD * _spread(values, level, 0.02 * abs(level))
         limit = max(limit, BEYOND_SEEN * float(np.max(np.abs(values - level))))
         away = group - level
         if abs(away) < max(limit, self._effect.of(level)):

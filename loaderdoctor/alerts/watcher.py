@@ -11,12 +11,9 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from loaderdoctor import format as fmt
-from loaderdoctor.alerts.alert import Alert
-from loaderdoctor.alerts.causes import OTHER_CPUS, PRESSURE, TO_MOVE, Cause, Stretch, cause_of
+from loaderdoctor.alerts.alert import OTHER_CPUS, PRESSURE, TO_MOVE, Alert, Cause, Stretch, cause_of
 from loaderdoctor.alerts.change_points import Change, DriftWatch, Effect, LevelWatch
-from loaderdoctor.alerts.history import Account
-from loaderdoctor.alerts.pauses import PauseWatch
-from loaderdoctor.alerts.recurring import Recurrence, RecurrenceWatch, SeenStall
+from loaderdoctor.alerts.watches import PauseWatch, Recurrence, RecurrenceWatch, SeenStall
 from loaderdoctor.instrument.wire.beats import Block, Stall
 from loaderdoctor.instrument.wire.protocol import Beat
 from loaderdoctor.instrument.wire.surroundings import Surroundings
@@ -77,14 +74,14 @@ class RankWatcher:
         self._median_ms: float | None = None  # of the last block
         self._offset_s = 0.0  # from CLOCK_MONOTONIC to seconds since the epoch
 
-    def beat(self, beat: Beat, account: Account) -> list[Alert]:
-        """The next stretch and where its time went; what is to be told by now."""
+    def beat(self, beat: Beat, input_share: float | None) -> list[Alert]:
+        """The next stretch, and the part of it that waiting took; what is to be told by now."""
         self._offset_s = beat.at_s - beat.end_ns / NS_PER_S
         self._beats.append(beat)
         for block in beat.blocks:
             self._add_block(block, beat)
         if beat.dry is not None:
-            self._add_share(account.input_share, beat.end_ns, beat.n_steps)
+            self._add_share(input_share, beat.end_ns, beat.n_steps)
         found = [a for stall in beat.stalls if (a := self._add_stall(stall)) is not None]
         found += self._collections(beat) + self._died(beat) + self._bound(beat)
         found += self._pauses.beat(beat)
@@ -129,10 +126,9 @@ class RankWatcher:
     ) -> None:
         # The change lies between the block before it and its own.
         began = next((b for b in blocks if b[0] >= change.at - 1), blocks[-1])
-        pending = _Pending(
-            kind=kind, change=change, at_ns=began[1], step=began[2], found_ns=found_ns
+        self._pending.append(
+            _Pending(kind=kind, change=change, at_ns=began[1], step=began[2], found_ns=found_ns)
         )
-        self._pending.append(pending)
 
     def _settled(self, now_ns: int) -> list[Alert]:
         """Changes that have been looked behind, or waited for long enough."""
@@ -159,8 +155,8 @@ class RankWatcher:
         steps = before.step_ms, after.step_ms
         at_s = one.at_ns / NS_PER_S + self._offset_s
         share = _share(after)
+        old, new = one.change.before, one.change.after
         if one.kind == "input":
-            old, new = one.change.before, one.change.after
             if max(old, new) < MATTERS:
                 return None
             if new > old:
@@ -175,7 +171,6 @@ class RankWatcher:
                 f"step, {fmt.share(old)} before."
             )
             return Alert(kind="input-ends", at_s=at_s, step=one.step, text=text)
-        old, new = one.change.before, one.change.after
         if new < old:
             ends = waits[0] is not None and waits[1] is not None and _mostly(waits, old - new, -1)
             text = f"Steps are faster since step {one.step:,}: {fmt.ms(new)}, {fmt.ms(old)} before."
@@ -219,7 +214,7 @@ class RankWatcher:
             f"Waiting for batches takes {fmt.share(level)} of the step since the beginning; "
             "`loaderdoctor diagnose` says why, and what helps."
         )
-        return [Alert(kind="input-bound", at_s=beat.at_s, step=beat.n_steps, text=text)]
+        return [Alert.at(beat, "input-bound", text)]
 
     # ------------------------------------------------------------ stalls
 
@@ -243,18 +238,16 @@ class RankWatcher:
         )
         if recurrence is None or recurrence.share < STALL_SHARE:
             return None
-        if recurrence.gc_share > 0.5:
-            return None  # told as such
-        if self._is_the_pools_rhythm(recurrence):
-            return None
-        words = _stall_words(recurrence, self._others_take_turns(recurrence))
+        if recurrence.gc_share > 0.5 or self._is_the_pools_rhythm(recurrence):
+            return None  # collections are told as such
+        text, cause, advice = _stall_words(recurrence, self._others_take_turns(recurrence))
         return Alert(
             kind="stalls",
             at_s=stall.at_ns / NS_PER_S + self._offset_s,
             step=recurrence.first_step,
-            text=words[0],
-            cause=words[1],
-            advice=words[2],
+            text=text,
+            cause=cause,
+            advice=advice,
         )
 
     def _others_take_turns(self, recurrence: Recurrence) -> float | None:
@@ -300,33 +293,19 @@ class RankWatcher:
             f"Garbage collections take up to {fmt.ms(longest_ms)} each, {fmt.share(share)} of the "
             "last minute."
         )
-        return [
-            Alert(
-                kind="collections",
-                at_s=beat.at_s,
-                step=beat.n_steps,
-                text=text,
-                cause="collections",
-                advice="Call gc.freeze() after the first step, or gc.disable() and gc.collect() at "
-                "the end of each epoch.",
-            )
-        ]
+        advice = (
+            "Call gc.freeze() after the first step, or gc.disable() and gc.collect() at the end of "
+            "each epoch."
+        )
+        return [Alert.at(beat, "collections", text, cause="collections", advice=advice)]
 
     def _died(self, beat: Beat) -> list[Alert]:
         n = beat.workers.n_died if beat.workers is not None else 0
         if not n:
             return []
         text = f"{fmt.count(n, 'DataLoader worker')} died without a word by step {beat.n_steps:,}."
-        return [
-            Alert(
-                kind="workers-died",
-                at_s=beat.at_s,
-                step=beat.n_steps,
-                text=text,
-                cause="workers-gone",
-                advice="Look in `dmesg` for the out-of-memory killer.",
-            )
-        ]
+        advice = "Look in `dmesg` for the out-of-memory killer."
+        return [Alert.at(beat, "workers-died", text, cause="workers-gone", advice=advice)]
 
 
 def _alert(

@@ -16,11 +16,10 @@ from loaderdoctor.attribution.step import (
     wall_per_window,
     window_times,
 )
-from loaderdoctor.estimate import Estimate, mean, paired_difference
+from loaderdoctor.estimate import Estimate, Noise, Sample, mean, paired_difference
 from loaderdoctor.facts.loop import AblationFacts, NewShapeFacts, PageFacts, StepFacts
 from loaderdoctor.facts.shares import Shares
 from loaderdoctor.instrument.wire.protocol import WindowDone
-from loaderdoctor.noise import Noise, Sample
 from loaderdoctor.units import NS_PER_MS
 
 # More transfers let through than this and "free copies" was not held: the loop copies other

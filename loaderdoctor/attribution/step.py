@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from statistics import fmean, median, stdev
 
 from loaderdoctor.attribution.cpu import cpu_facts
-from loaderdoctor.estimate import t95
+from loaderdoctor.estimate import Noise, Sample, t95
 from loaderdoctor.facts.loop import UNLIKE_SHARE, CollectionFacts, CompileFacts, StepFacts
 from loaderdoctor.instrument.wire.protocol import Observed, WindowDone
 from loaderdoctor.instrument.wire.records import BoundaryRecord, CollectionRecord
-from loaderdoctor.noise import Noise, Sample
 from loaderdoctor.units import NS_PER_MS
 
 # Of a window, its steps; the rest was between them. Window means are good to about 2 %.

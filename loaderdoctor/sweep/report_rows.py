@@ -11,11 +11,10 @@ import msgspec
 
 from loaderdoctor import format as fmt
 from loaderdoctor.attribution.step import usable, waited_ms, waits_ms, window_times
-from loaderdoctor.estimate import Estimate, interval
+from loaderdoctor.estimate import ByRound, Estimate, interval
 from loaderdoctor.facts.loop import UNLIKE_SHARE
 from loaderdoctor.facts.shares import Shares
 from loaderdoctor.instrument.wire.protocol import WindowDone
-from loaderdoctor.noise import ByRound
 from loaderdoctor.report.build import shares_of
 from loaderdoctor.report.model import Best, ReportWarning
 from loaderdoctor.report.model import Trial as TrialRow

@@ -12,10 +12,9 @@ from statistics import NormalDist, fmean
 from types import MappingProxyType
 
 from loaderdoctor.attribution.step import window_times
-from loaderdoctor.estimate import Estimate
+from loaderdoctor.estimate import ByRound, Estimate, Noise, Sample
 from loaderdoctor.facts.own_settings import meaning
 from loaderdoctor.instrument.wire.protocol import WindowDone
-from loaderdoctor.noise import ByRound, Noise, Sample
 from loaderdoctor.settings import AXES_BY_NAME, Settings
 from loaderdoctor.tryout.trials import Measurement, Phase, Trial
 from loaderdoctor.tryout.windows import MIN_ROUNDS

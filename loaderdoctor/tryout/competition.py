@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from statistics import fmean
 
-from loaderdoctor.noise import MIN_CYCLES
+from loaderdoctor.estimate import MIN_CYCLES
 from loaderdoctor.tryout.comparing import Boundaries, Compared, by_speed, compared
 from loaderdoctor.tryout.known import Done, Known, Round, Window
 from loaderdoctor.tryout.windows import MIN_ROUNDS, Cost, measured_whole

@@ -15,9 +15,8 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Literal
 
-from loaderdoctor.estimate import Estimate
+from loaderdoctor.estimate import ByRound, Estimate, Noise, Sample
 from loaderdoctor.findings.model import MIN_GAIN_SHARE
-from loaderdoctor.noise import ByRound, Noise, Sample
 from loaderdoctor.settings import Settings
 from loaderdoctor.tryout.comparing import (
     ONE_MACHINE,

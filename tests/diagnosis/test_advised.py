@@ -12,8 +12,8 @@ import pytest
 from loaderdoctor.diagnosis.advised import kept_back_s, trace_advised
 from loaderdoctor.diagnosis.verify import Verification
 from loaderdoctor.errors import RunError
+from loaderdoctor.estimate import Noise, Sample
 from loaderdoctor.instrument.wire.protocol import ProfilerSchedule, WindowDone, WindowRequest
-from loaderdoctor.noise import Noise, Sample
 from loaderdoctor.settings import Settings
 from loaderdoctor.tryout.comparing import Compared
 from loaderdoctor.tryout.trials import Trial

@@ -14,10 +14,10 @@ from loaderdoctor.advice.prescription import prescribe
 from loaderdoctor.attribution.verdict import judge_run
 from loaderdoctor.diagnosis.prescribe import not_advised_rows, prescribed_rows, trial_rows
 from loaderdoctor.diagnosis.verify import Verification
+from loaderdoctor.estimate import Noise, Sample
 from loaderdoctor.facts.loop import OutsideFacts, WallFacts
 from loaderdoctor.findings.find import find
 from loaderdoctor.findings.model import Kind
-from loaderdoctor.noise import Noise, Sample
 from loaderdoctor.report.model import Recommendation
 from loaderdoctor.report.words.changes import changes_of
 from loaderdoctor.settings import Settings

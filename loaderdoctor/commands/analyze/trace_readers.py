@@ -28,8 +28,8 @@ from rich.text import Text
 from loaderdoctor import format as fmt
 from loaderdoctor.attribution.ranks import RankTrace, rank_trace
 from loaderdoctor.attribution.trace_facts import attribute
+from loaderdoctor.cluster.nodes import RefusedError
 from loaderdoctor.cluster.ray_cluster import RayCluster
-from loaderdoctor.cluster.schedule import RefusedError
 from loaderdoctor.errors import LoaderdoctorError, RunError, UsageError
 from loaderdoctor.instrument.system.machine import memory_available_bytes, usable_cpus
 from loaderdoctor.trace.read import read_trace, with_events

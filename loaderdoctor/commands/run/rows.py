@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from loaderdoctor.alerts.alert import Alert
-from loaderdoctor.alerts.history import Account, History
-from loaderdoctor.alerts.job import Job
+from loaderdoctor.alerts.job import Account, History, Job
 from loaderdoctor.instrument.wire.log_bins import LogBins
 from loaderdoctor.instrument.wire.protocol import Ended
 from loaderdoctor.instrument.wire.surroundings import Surroundings

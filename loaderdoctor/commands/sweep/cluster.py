@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
+from loaderdoctor.cluster.nodes import Place
 from loaderdoctor.cluster.ray_cluster import RayCluster
 from loaderdoctor.cluster.ray_tasks import Came
-from loaderdoctor.cluster.schedule import Place
 from loaderdoctor.commands.sweep.measure import Asked, Before, Show
 from loaderdoctor.commands.sweep.node import NodeWork, Seen, measure_on_node, observe_on_node
 from loaderdoctor.commands.sweep.plan import SweepOptions, Target, budget_s, trials

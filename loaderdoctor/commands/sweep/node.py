@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from loaderdoctor.cluster.schedule import RefusedError
+from loaderdoctor.cluster.nodes import RefusedError
 from loaderdoctor.commands.sweep.measure import Asked, measure, opener
 from loaderdoctor.commands.sweep.plan import why_no_dali
 from loaderdoctor.commands.sweep.search import found_before, search

@@ -10,9 +10,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from loaderdoctor.estimate import Estimate
+from loaderdoctor.estimate import ByRound, Estimate
 from loaderdoctor.facts.loop import AblationFacts
-from loaderdoctor.noise import ByRound
 from loaderdoctor.tryout.ranking import Ranking, Result
 from loaderdoctor.tryout.trials import Trial
 

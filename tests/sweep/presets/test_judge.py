@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from loaderdoctor.estimate import Estimate
-from loaderdoctor.noise import Noise
+from loaderdoctor.estimate import Estimate, Noise
 from loaderdoctor.sweep.presets import find_preset
 from loaderdoctor.sweep.presets.figures import Change, change_of_peaks, mean_of
 from loaderdoctor.sweep.presets.judge import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from loaderdoctor.alerts.growth import Growth, GrowthWatch
+from loaderdoctor.alerts.watches import Growth, GrowthWatch
 
 GB = 1_000_000_000
 

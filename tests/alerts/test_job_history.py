@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from loaderdoctor.alerts.history import MAX_ROWS, Account, History
+from loaderdoctor.alerts.job import MAX_ROWS, Account, History
 from loaderdoctor.instrument.wire.beats import Dry, Sums
 from loaderdoctor.instrument.wire.log_bins import LogBins, counted
 from loaderdoctor.instrument.wire.protocol import Beat

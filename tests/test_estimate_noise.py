@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from loaderdoctor.estimate import mean, t95
-from loaderdoctor.noise import BETWEEN, Noise, Sample
+from loaderdoctor.estimate import BETWEEN, Noise, Sample, mean, t95
 
 
 def windows(values: Sequence[float], error: float = 0.0) -> list[Sample]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from loaderdoctor.alerts.recurring import Recurrence, RecurrenceWatch, SeenStall
+from loaderdoctor.alerts.watches import Recurrence, RecurrenceWatch, SeenStall
 
 
 def stall(step: int, at_s: float, excess_ms: float = 100.0) -> SeenStall:

@@ -7,7 +7,7 @@ from typing import Literal
 import pytest
 
 from loaderdoctor.alerts.alert import Alert
-from loaderdoctor.alerts.pauses import PauseWatch
+from loaderdoctor.alerts.watches import PauseWatch
 from loaderdoctor.instrument.wire.beats import Collections, Sums
 from loaderdoctor.instrument.wire.protocol import Beat
 from loaderdoctor.instrument.wire.records import OutsideRecord, WallRecord

@@ -199,7 +199,7 @@ def host_low_share(
     What stack samples show of the loop's own work stays.
     """
     cpu = step.cpu if step is not None else None
-    if step is None or cpu is None or _others_cores(step, usable_cpus) is None:
+    if step is None or cpu is None or others_cores(step, usable_cpus) is None:
         return None
     if cpu.train_wait_share is None or step.wall_ms.value <= 0:
         return None
@@ -207,7 +207,7 @@ def host_low_share(
     return max(0.0, own_low_share, host - elsewhere)
 
 
-def _others_cores(step: StepFacts | None, usable_cpus: float | None) -> float | None:
+def others_cores(step: StepFacts | None, usable_cpus: float | None) -> float | None:
     """The CPUs that other programs keep busy; None where they are too few to matter."""
     others = step.cpu.other_cores if step is not None and step.cpu is not None else None
     if not usable_cpus or others is None or others < BUSY_SHARE * usable_cpus:
@@ -224,7 +224,7 @@ def _part_of_others(step: StepFacts | None, usable_cpus: float | None) -> float 
     pins). None where others use too little to matter, where it is not known what the loop's own
     processes used, and where a quota holds them back: then that is what they stand ready for.
     """
-    others = _others_cores(step, usable_cpus)
+    others = others_cores(step, usable_cpus)
     if others is None or step is None or step.cpu is None:
         return None
     if step.worker_cpu_cores is None or step.main_cpu_cores is None:
@@ -291,15 +291,22 @@ def _busy_machine(facts: Facts) -> str | None:
 
 
 def _of_neighbours(facts: Facts) -> str:
-    """What of the waits is theirs, where that could be told apart."""
+    """What of the waits is theirs, where that could be told apart, and may be of the host's."""
+    host = ""
+    if facts.host_of_others >= MODERATE_SHARE:
+        host = (
+            " Of what Python and launching take, up to "
+            f"{facts.host_of_others * (facts.step_ms or 0.0):.1f} ms a step may be waiting for a "
+            "CPU that they have."
+        )
     told = (facts.ablation.neighbours_ms if facts.ablation is not None else None) or (
         facts.step.neighbours_ms if facts.step is not None else None
     )
     if told is None or told < MODERATE_SHARE * (facts.step_ms or 0.0):
-        return ""
+        return host
     return (
         f" Of what the loop waits for its batches, {told:.1f} ms a step is waiting for a CPU "
-        "that they have. That is not counted as input."
+        f"that they have. That is not counted as input.{host}"
     )
 
 

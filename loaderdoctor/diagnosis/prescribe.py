@@ -10,6 +10,7 @@ from loaderdoctor.advice.code import Written, written_together
 from loaderdoctor.advice.training import changes_training
 from loaderdoctor.advice.writing import written as written_for
 from loaderdoctor.attribution.verdict import judge_run
+from loaderdoctor.diagnosis.reach import within_reach
 from loaderdoctor.diagnosis.verify import Verification
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts.own_settings import own_settings_known
@@ -79,12 +80,9 @@ def prescribed_rows(
     advice = _unanswered(_advice(facts, prescription, verification), rows, seen)
     worth_ms = MODERATE_SHARE * (facts.step_ms or 0.0)
     quick = {a.title for a in advice if a.one_line and (a.bound_ms or 0.0) >= worth_ms}
-    outside = [
-        advice_row(way, facts.step_ms) for way in advice if way.kind is Kind.TIME_OUTSIDE_STEPS
-    ]
-    rows += [
-        advice_row(way, facts.step_ms) for way in advice if way.kind is not Kind.TIME_OUTSIDE_STEPS
-    ]
+    of_wall = Kind.TIME_OUTSIDE_STEPS
+    outside = [advice_row(way, facts.step_ms) for way in advice if way.kind is of_wall]
+    rows += [advice_row(way, facts.step_ms) for way in advice if way.kind is not of_wall]
     # What the verdict speaks of comes first, and what can be written before mere ideas.
     if judge_run(facts)[0] == "outside":
         return (*outside, *sorted(rows, key=lambda row: _rank(row, quick)))
@@ -266,7 +264,7 @@ def _rows(
 
     `way` says what to write where that is no edit of the loader's or the copy's line.
     """
-    measured = tried.step if tried is not None else None
+    measured, windows_ms = within_reach(tried, facts)
     seen = inconclusive.step if inconclusive is not None else None
     paired = tried or inconclusive
     first = next(iter(settings.changed()))
@@ -286,6 +284,7 @@ def _rows(
         trains=lambda name, value: changes_training(facts, name, value),
         summary=_basis(candidate, inconclusive) if candidate and measured is None else None,
         measured=measured,
+        windows_step_ms=windows_ms,
         own_step_ms=paired.own_ms if paired is not None else None,
         seen_step_ms=seen.value if seen is not None else None,
         predicted_step_ms=_in_its_rounds(candidate, paired, facts),

@@ -129,6 +129,14 @@ class Facts:
         """Whether no training was seen, and no model either: nothing that waits for batches."""
         return not self.trains and not self.calls_model
 
+    @property
+    def host_of_others(self) -> float:
+        """Of the host's share what may be waiting for a CPU that other programs have, 0…1."""
+        host, low = self.share("host"), (self.shares_low or {}).get("host")
+        if self.command == "analyze" or host is None or low is None:
+            return 0.0
+        return max(0.0, host - low)
+
     def share(self, name: str) -> float | None:
         """One share of the best estimate, 0…1; None where there is none."""
         return self.shares.as_dict()[name] if self.shares is not None else None

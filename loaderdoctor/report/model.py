@@ -139,6 +139,9 @@ class Recommendation(Struct, frozen=True, kw_only=True):
     idea: str | None = None  # in place of code, where none is known to fit the script
     untested: str | None = None  # of a trace alone: that nothing has tested it, and what would
     trains: str | None = None  # what it does to what is trained; None: nothing, as far as known
+    # What its windows took beside other programs, which is less than an instant loader may: then
+    # `measured_step_ms` is the least that one may. None: `measured_step_ms` is what they took.
+    windows_step_ms: float | None = None
 
 
 class NotAdvised(Struct, frozen=True, kw_only=True):

@@ -53,6 +53,7 @@ def recommendations(
     caution: Callable[[str, Value], str | None],
     summary: str | None,
     measured: Estimate | None,
+    windows_step_ms: float | None = None,
     own_step_ms: float | None = None,
     seen_step_ms: float | None = None,
     predicted_step_ms: float | None = None,
@@ -62,6 +63,7 @@ def recommendations(
 ) -> Iterator[model.Recommendation]:
     """One row for each setting changed; they share one prediction and one measurement.
 
+    `windows_step_ms` is what its windows took where less is claimed (`measured`).
     `written`, `caution` and `trains` are of one setting; `summary` is said once, of all together,
     and so is `also`, what the code needs besides.
     """
@@ -80,6 +82,7 @@ def recommendations(
             measured_ci_ms=interval(measured),
             caution=caution(name, value),
             summary=summary,
+            windows_step_ms=windows_step_ms,
             own_step_ms=own_step_ms,
             seen_step_ms=seen_step_ms,
             also=also,

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
 
+from loaderdoctor import format as fmt
 from loaderdoctor.attribution.step import step_facts
 from loaderdoctor.attribution.verdict import judge_run, of_wall
 from loaderdoctor.attribution.wall import wall_facts
 from loaderdoctor.facts.loop import OutsideFacts, StepFacts, WallFacts
 from loaderdoctor.instrument.wire.records import OutsideRecord, WallRecord
+from loaderdoctor.report.words.summary import verdict_sentence
 from tests.attribution.builders import observed, window
 from tests.findings.builders import healthy, with_exposed
 
@@ -152,3 +155,29 @@ def test_shares_of_all_the_time_sum_to_one() -> None:
     for known in (outside(40.0), outside(5.0, in_steps=True)):
         values = of_wall(with_exposed(input_=0.3, wall=known))
         assert sum(v for v in values.values() if v is not None) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("input_", "host", "surely", "wall", "bound", "severity"),
+    [
+        # `gan` and `accumulate_validate` beside three busy programs on two CPUs: 34 and 22 % input
+        # alone, 14 % host.
+        (0.19, 0.44, 0.09, None, "input", "moderate"),
+        (0.17, 0.46, 0.06, outside(2.1), "outside", "moderate"),
+        # What surely is the host's is the largest, or all there is.
+        (0.10, 0.60, 0.25, None, "host", "high"),
+        (0.10, 0.60, 0.15, None, "host", "moderate"),
+        (0.02, 0.46, 0.06, None, "host", "moderate"),
+        (0.02, 0.46, 0.02, None, "host", "uncertain"),
+    ],
+)
+def test_of_a_hosts_share_beside_others_what_is_surely_its_own_is_judged(
+    input_: float, host: float, surely: float, wall: WallFacts | None, bound: str, severity: str
+) -> None:
+    facts = with_exposed(input_=input_, copy=0.0, host=host, wall=wall)
+    facts = replace(facts, shares_low={**(facts.shares_low or {}), "host": surely})
+    assert judge_run(facts) == (bound, severity)
+    assert facts.host_of_others == pytest.approx(host - surely)
+    said = verdict_sentence(judge_run(facts)[0], judge_run(facts)[1], facts=facts)
+    may_be_theirs = f"{fmt.number(10 * (host - surely))} ms of it perhaps other programs' doing"
+    assert (may_be_theirs in said) == (bound == "host" and severity != "uncertain")

@@ -89,8 +89,17 @@ class Change:
         return own_ms / measured_ms if own_ms is not None and measured_ms else None
 
     def compared(self, step_ms: float | None) -> str:
-        """What it is compared with, where the loop then had another pace than the report's step."""
-        own_ms = self.first.own_step_ms
+        """What it is compared with, where the loop then had another pace than the report's step.
+
+        Or that its windows gained more than is claimed of it.
+        """
+        own_ms, windows_ms = self.first.own_step_ms, self.first.windows_step_ms
+        if windows_ms is not None:
+            beside = f" next to {fmt.ms(own_ms)} as is" if own_ms is not None else ""
+            return (
+                f" at most (its windows took {fmt.ms(windows_ms)}{beside}; an instant loader gives "
+                "no more, the rest is other programs' doing)"
+            )
         if own_ms is None or step_ms is None or abs(own_ms - step_ms) <= UNLIKE_SHARE * step_ms:
             return ""
         return f" as the loop as it is in the same rounds, {fmt.ms(own_ms)}"

@@ -223,6 +223,8 @@ def _cost(bound: Bound, facts: Facts, step_ms: float) -> str:
         estimate = facts.trace.plain_shares.as_dict().get(bound) or 0.0
         if estimate - part >= MODERATE_SHARE:
             plain = f", about {fmt.share(estimate)} where nothing is recorded"
+    if bound == "host" and (theirs := facts.host_of_others):  # waiting for their CPUs
+        plain = f", {fmt.number(theirs * step_ms)} ms of it perhaps other programs' doing"
     return (
         f"{costs} {fmt.number(part * step_ms)} of {fmt.number(step_ms)} ms a step "
         f"({fmt.share(part)}{plain})"
@@ -302,11 +304,9 @@ def _first_change(step_ms: float, change: Change, *, inconclusive: bool = False)
         return f"To change: {title[:1].lower()}{title[1:]}{figure}."
     if change.first.seen_step_ms is not None:
         return f"Try {change.words()} again: it took {prediction}."
-    how = (
-        "it was tried here in too few windows to tell" if inconclusive else "it was not tried here"
-    )
+    how = "tried here in too few windows to tell" if inconclusive else "not tried here"
     figure = f": {prediction}" if prediction is not None else ""
-    return f"Try {change.words()}{figure}; {how}."
+    return f"Try {change.words()}{figure}; it was {how}."
 
 
 def _healthy(

@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,12 +35,12 @@ LONG_EPOCH = 200  # steps; no epoch of this length ends within a measurement of 
 
 
 @contextmanager
-def measured(name: str) -> Iterator[Callable[[], dict[str, list[float]]]]:
+def measured(command: Sequence[str]) -> Iterator[Callable[[], dict[str, list[float]]]]:
     """What measures a round of the truth whenever it is called, in a process that idles in between.
 
-    Starting it takes longer than its measurement. RuntimeError where it fails.
+    The process prints one as JSON when it starts, and another for each line that it reads. Starting
+    it takes longer than its measurement. RuntimeError where it fails.
     """
-    command = [sys.executable, str(LOOPS), name, "--truth", "--rounds", "1"]
     with (
         tempfile.TemporaryFile("w+") as errors,
         subprocess.Popen(
@@ -63,7 +63,7 @@ def measured(name: str) -> Iterator[Callable[[], dict[str, list[float]]]]:
                     found: dict[str, list[float]] = json.loads(line)
                     return found
             errors.seek(0)
-            raise RuntimeError(f"no truth of {name}\n{errors.read()[-2000:]}")
+            raise RuntimeError(f"no truth of {' '.join(command)}\n{errors.read()[-2000:]}")
 
         try:
             yield measure
@@ -249,7 +249,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         for name in args.only.split(","):
             try:
-                with measured(name) as truth:
+                with measured(
+                    [sys.executable, str(LOOPS), name, "--truth", "--rounds", "1"]
+                ) as truth:
                     before = rounds_of(truth, most=args.rounds, seconds=args.seconds)
                     report = run_diagnose(name, args.budget, Path(folder), args.reports)
                     after = rounds_of(truth, most=args.rounds, seconds=args.seconds)

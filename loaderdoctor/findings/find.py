@@ -225,6 +225,12 @@ OVERRULES: tuple[Overrule, ...] = (
         reason="batches are ready and wait to be pinned",
     ),
     Overrule(
+        winner=Kind.PIN_THREAD_BOUND,
+        losers=(Kind.OVERHEAD_BOUND_LOADER,),
+        reason="however cheap a sample is, batches wait to be pinned, which slices need as well",
+        min_part=0.5,
+    ),
+    Overrule(
         winner=Kind.SAMPLER_BOUND,
         losers=(Kind.MAIN_GUARD_MISSING, Kind.LOADER_IN_MAIN_PROCESS, Kind.TOO_FEW_WORKERS),
         reason="the sampler stays in the training process whatever the workers do",

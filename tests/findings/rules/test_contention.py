@@ -9,7 +9,8 @@ import pytest
 from loaderdoctor.attribution.combine import facts_of_trace
 from loaderdoctor.attribution.verdict import judge_trace
 from loaderdoctor.facts.trace import ProfilerFacts
-from loaderdoctor.findings.model import Severity
+from loaderdoctor.findings.find import find
+from loaderdoctor.findings.model import Kind, Severity
 from loaderdoctor.findings.rules.contention import (
     gil_contention,
     pin_thread_bound,
@@ -105,6 +106,9 @@ CASES = (
             "busy, but quick enough": with_exposed(
                 input_=0.6, workers=workers(pin_ms=3.0, pin_busy_share=0.95)
             ),
+            "a step that it keeps waiting half of the time": with_exposed(
+                input_=0.6, workers=workers(pin_ms=5.0, pin_busy_share=0.5)
+            ),
             LOW: healthy(workers=workers(pin_ms=9.5, pin_busy_share=0.97)),
         },
         missing={"pin thread": with_exposed(input_=0.6, workers=workers(pin_ms=None))},
@@ -171,6 +175,22 @@ def test_tiny_samples_are_charged_with_what_mapping_their_batches_leaves() -> No
     assert alone is not None and mapped is not None
     assert alone.share == pytest.approx(0.4)
     assert mapped.share == pytest.approx(0.25)
+
+
+def test_cheap_samples_are_not_to_blame_where_batches_wait_to_be_pinned() -> None:
+    """As 64 MB a batch of tiny samples on an H200: 17.5 of 18.0 ms are pinning it."""
+    tiny = workers(
+        sample_ms_quantiles=(0.026,) * 8, fetch_ms=0.1, batch_ms=0.16, collate_ms=0.05,
+        queue_put_ms=0.3, pin_ms=9.7, pin_busy_share=0.88, idle_share=0.99,
+    )  # fmt: skip
+    facts = with_exposed(input_=0.49, workers=tiny)
+    assert overhead_bound_loader(facts) is not None
+    pinned = pin_thread_bound(facts)
+    assert pinned is not None and pinned.share == pytest.approx(0.46)
+    assert next(f.kind for f in find(facts)) is Kind.PIN_THREAD_BOUND
+    assert Kind.OVERHEAD_BOUND_LOADER not in {f.kind for f in find(facts)}
+    little = replace(facts, workers=replace(tiny, pin_ms=5.3, pin_busy_share=0.5))
+    assert Kind.OVERHEAD_BOUND_LOADER in {f.kind for f in find(little)}
 
 
 def test_a_full_cpu_is_no_fight_where_mapping_explains_the_cost() -> None:

@@ -53,3 +53,32 @@ def test_a_row_tells_what_failed() -> None:
     line = dlio.line({"name": "x", "error": "x: DLIO fails\nValueError: no", "agrees": False})
     assert "ValueError: no" in line
     assert "**no**" in line
+
+
+def test_the_second_run_is_as_long_as_epochs_of_the_first_let_it_be(tmp_path: Path) -> None:
+    found = {"1": epoch(9.0), "2": epoch(0.1), "3": epoch(1.1), "hostname": "x"}
+    (tmp_path / "0_output.json").write_text(json.dumps(found))
+    assert dlio.seconds_of(tmp_path) == pytest.approx((1.1 + 2.1) / 2)
+
+
+def test_the_noise_of_epochs_is_that_of_runs_where_these_differ_by_more() -> None:
+    mean, within = dlio.mean_and_noise([[0.4, 0.42], [0.41, 0.41]])
+    assert mean == pytest.approx(0.41)
+    assert 0.005 < within < 0.01
+    _, between = dlio.mean_and_noise([[0.4, 0.4], [0.5, 0.5]])
+    assert between == pytest.approx(0.1)
+
+
+def reported(claims: dict[str, object]) -> dict[str, object]:
+    return {
+        "shares": {"input": 0.1},
+        "step": {"wall_ms": 50.0},
+        "ablation": {"ci_ms": {"input_ms": [-20.0, 40.0]}, "claims": claims},
+    }
+
+
+def test_a_row_is_judged_by_what_the_report_claims_and_not_by_the_bare_difference() -> None:
+    found = dlio.claimed(reported({"input_ms": [5.0, [4.0, 7.5]]}))
+    assert found == (0.1, pytest.approx(0.08), pytest.approx(0.15))
+    assert dlio.claimed(reported({})) == (0.1, 0.0, pytest.approx(0.8))
+    assert dlio.claimed({"shares": None}) is None

@@ -9,10 +9,10 @@ for DLIO's own logging and checks, and for a sleep that ends late: AU counts the
 for. Both are told by DLIO as well, which notes when each batch was there: its own share of waiting.
 For each workload: DLIO alone, `loaderdoctor diagnose` of the same command, DLIO alone again. A row
 agrees where one less our input share is within 5 points of AU, or within the noise of both; beside
-it stands whether our input share agrees so with DLIO's own waiting. The noise is that of the report
-(half of the interval that it claims for its input share, or all of it on the side where DLIO's
-figure lies) and of DLIO's epochs, twice the standard error of their mean, by epochs or by runs,
-whichever is larger. Where both together are above 15 points a row decides nothing.
+it stands whether our input share agrees so with DLIO's own waiting. The noise is how far the
+interval that the report claims for its input share reaches towards DLIO's figure, and of DLIO's
+epochs twice the standard error of their mean, by epochs or by runs, whichever is larger. Where both
+together are above 15 points a row decides nothing.
 
 The workloads are those that DLIO ships (MLPerf Storage's), with its PyTorch loader, and with files
 and steps scaled down to fit (`dlio_workloads.py`). `--jobs N --cpus-each K` runs N at once, each on
@@ -36,9 +36,11 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from claimed import claimed_input
 from dlio_workloads import WORKLOADS, Workload
 
 POINTS = 0.05
@@ -137,21 +139,6 @@ def seconds_of(output: Path) -> float:
     return statistics.mean([float(sum(steps)) for steps in epochs[WARM_EPOCHS:]])
 
 
-def claimed(report: dict[str, Any]) -> tuple[float, float, float] | None:
-    """The input share of the report and its interval, what it claims; None: it has no share."""
-    share = (report["shares"] or {}).get("input")
-    if share is None:
-        return None
-    ablation = report["ablation"] or {}
-    wall_ms: float = report["step"]["wall_ms"]
-    measured = [None, (ablation.get("ci_ms") or {}).get("input_ms")]
-    _, interval = (ablation.get("claims") or {}).get("input_ms") or measured
-    if interval is None:
-        return share, 0.0, 1.0
-    low, high = (min(1.0, max(0.0, ms / wall_ms)) for ms in interval)
-    return share, min(low, share), max(high, share)
-
-
 def row_of(dlio: Dlio, workload: Workload, budget_s: float, n_epochs: int | None) -> dict[str, Any]:
     began = time.monotonic()
     dlio.generate(workload)
@@ -167,7 +154,7 @@ def row_of(dlio: Dlio, workload: Workload, budget_s: float, n_epochs: int | None
     (own, _), (whole, whole_noise), (waited, waited_noise) = (
         mean_and_noise([before[i], after[i]]) for i in range(3)
     )
-    ours = claimed(report)
+    ours = claimed_input(report)
     row: dict[str, Any] = {
         "name": workload.name,
         "told": workload.told,
@@ -178,7 +165,7 @@ def row_of(dlio: Dlio, workload: Workload, budget_s: float, n_epochs: int | None
             name: [[round(x, 4) for x in run[i]] for run in (before, after)]
             for i, name in enumerate(("au", "au_whole", "waited"))
         },
-        "input": ours,
+        "input": asdict(ours) if ours is not None else None,
         "ablation": report["ablation"],
         "step": report["step"],
         "verdict": f"{report['verdict']['bound']} {report['verdict']['severity']}",
@@ -191,21 +178,15 @@ def row_of(dlio: Dlio, workload: Workload, budget_s: float, n_epochs: int | None
     }
     if ours is None:
         return row
-    noise = _noise(ours, 1 - whole) + whole_noise
-    waiting_noise = _noise(ours, waited) + waited_noise
+    noise = ours.reaches(1 - whole) + whole_noise
+    waiting_noise = ours.reaches(waited) + waited_noise
     return row | {
         "noise": noise,
         "waiting_noise": waiting_noise,
-        "agrees": abs(ours[0] - (1 - whole)) <= max(POINTS, noise),
-        "agrees_with_waiting": abs(ours[0] - waited) <= max(POINTS, waiting_noise),
+        "agrees": abs(ours.share - (1 - whole)) <= max(POINTS, noise),
+        "agrees_with_waiting": abs(ours.share - waited) <= max(POINTS, waiting_noise),
         "decides": noise <= DECIDES,
     }
-
-
-def _noise(ours: tuple[float, float, float], truth: float) -> float:
-    """How far the claim reaches towards the truth, and no less than half of it."""
-    share, low, high = ours
-    return max((high - low) / 2, high - share if truth > share else share - low)
 
 
 YES = {True: "yes", False: "**no**"}
@@ -220,8 +201,8 @@ def line(row: dict[str, Any]) -> str:
         f"{100 * row['au']:.1f}",
         f"{100 * row['au_whole']:.1f}",
         f"{100 * (1 - row['waited']):.1f}",
-        "–" if ours is None else f"{100 * (1 - ours[0]):.1f}",
-        "–" if ours is None else f"{100 * (1 - ours[2]):.1f} to {100 * (1 - ours[1]):.1f}",
+        "–" if ours is None else f"{100 * (1 - ours['share']):.1f}",
+        "–" if ours is None else f"{100 * (1 - ours['high']):.1f} to {100 * (1 - ours['low']):.1f}",
         "–" if noise is None else f"{100 * noise:.1f} / {100 * row['waiting_noise']:.1f}",
         ", ".join(row["findings"]) or "–",
         f"{YES[row['agrees']]} / {YES[row['agrees_with_waiting']]}",

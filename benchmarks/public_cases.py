@@ -173,6 +173,7 @@ CASES = (
         script="train.py",
         args=words("--steps 30"),
         before=("generate_sine_wave.py",),
+        env={"TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"},  # its file is a pickle of numpy's
         needs=("matplotlib",),
         own_loop=True,
         on=("cpu",),
@@ -215,6 +216,7 @@ CASES = (
             "--model lraspp_mobilenet_v3_large"
         ),
         gpu_args=words("--data-path {voc} --dataset voc --model lraspp_mobilenet_v3_large"),
+        needs=("pycocotools",),
         meters=REFERENCE,
         options=WORKERS,
     ),

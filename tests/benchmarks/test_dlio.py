@@ -67,18 +67,3 @@ def test_the_noise_of_epochs_is_that_of_runs_where_these_differ_by_more() -> Non
     assert 0.005 < within < 0.01
     _, between = dlio.mean_and_noise([[0.4, 0.4], [0.5, 0.5]])
     assert between == pytest.approx(0.1)
-
-
-def reported(claims: dict[str, object]) -> dict[str, object]:
-    return {
-        "shares": {"input": 0.1},
-        "step": {"wall_ms": 50.0},
-        "ablation": {"ci_ms": {"input_ms": [-20.0, 40.0]}, "claims": claims},
-    }
-
-
-def test_a_row_is_judged_by_what_the_report_claims_and_not_by_the_bare_difference() -> None:
-    found = dlio.claimed(reported({"input_ms": [5.0, [4.0, 7.5]]}))
-    assert found == (0.1, pytest.approx(0.08), pytest.approx(0.15))
-    assert dlio.claimed(reported({})) == (0.1, 0.0, pytest.approx(0.8))
-    assert dlio.claimed({"shares": None}) is None

@@ -130,7 +130,7 @@ def test_the_share_is_what_ready_batches_save_and_its_noise_what_runs_differ_by(
 
 
 def said(bound: str, share: float, host: float | None = None) -> dict[str, Any]:
-    row = {"bound": bound, "severity": "high", "input": share, "noise": 0.0, "bound_share": host}
+    row = {"bound": bound, "severity": "high", "input": share, "claim": None, "bound_share": host}
     return {"said": row}
 
 

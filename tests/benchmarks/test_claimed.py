@@ -1,0 +1,43 @@
+"""The interval by which shares of a report are judged beside truths from outside."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+claimed = importlib.import_module("claimed")
+sys.path.remove(str(BENCHMARKS))
+
+
+def reported(claims: dict[str, Any], measured: Any = (-20.0, 40.0)) -> dict[str, Any]:
+    return {
+        "shares": {"input": 0.1},
+        "step": {"wall_ms": 50.0},
+        "ablation": {"ci_ms": {"input_ms": measured}, "claims": claims},
+    }
+
+
+def test_the_claim_is_what_the_report_bounded_and_not_the_bare_difference() -> None:
+    found = claimed.claimed_input(reported({"input_ms": [5.0, [4.0, 7.5]]}))
+    assert (found.low, found.high) == (pytest.approx(0.08), pytest.approx(0.15))
+    bare = claimed.claimed_input(reported({}))
+    assert (bare.low, bare.high) == (0.0, pytest.approx(0.8))
+
+
+def test_a_share_without_an_interval_claims_to_be_exact() -> None:
+    exact = claimed.claimed_input(reported({}, measured=None))
+    assert exact.low == exact.share == exact.high
+    assert exact.reaches(0.3) == 0.0
+    assert claimed.claimed_input({"shares": None, "ablation": None}) is None
+
+
+def test_it_reaches_towards_the_truth_by_the_side_that_this_is_on() -> None:
+    claim = claimed.Claim(share=0.05, low=0.0, high=0.45)
+    assert claim.reaches(0.3) == pytest.approx(0.4)
+    assert claim.reaches(0.0) == pytest.approx(0.05)

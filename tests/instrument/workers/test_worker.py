@@ -490,9 +490,7 @@ def test_what_malloc_holds_free_in_a_worker_is_told(
             multiprocessing_context="fork",
         ):
             pass
-    told = {
-        p.serial: p.heap_freed_bytes for p in finished(records).processes if p.role == "worker"
-    }
+    told = {p.serial: p.heap_freed_bytes for p in finished(records).processes if p.role == "worker"}
     kept, given_back = (told[serial] for serial in sorted(told))
     assert kept is not None
     assert given_back is not None

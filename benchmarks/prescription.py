@@ -6,11 +6,12 @@
 For each script of `prescribed/` (with --user: of `user_scripts/`, with --public: of clones of
 pytorch/examples, pytorch/vision and huggingface/pytorch-image-models in FOLDER): `loaderdoctor
 diagnose` in a copy of the script's folder, `apply --write` there, `prove` (original and changed
-script in turns, in fresh processes, on the same seed). A row holds where the promised gain lies in
-the measured interval or within 15 % of the measured one (an "at best": where the script became
-faster, and not by more than that), and where the changed script trains on the same batches to the
-same losses, but for other random draws and for what the advice said of them. The first change that
-can be written is proven; those before it are counted as "by hand".
+script in turns, in fresh processes, on the same seed). A row holds where the promise's interval
+meets the measured one, or comes within 15 % of the measured ratio, and a promised gain is not ruled
+out (an "at best": where the script became faster, and not by more than that; "about as fast, may
+help": where it did not become slower), and where the changed script trains on the same batches to
+the same losses, but for other random draws and for what the advice said of them. The first change
+that can be written is proven; those before it are counted as "by hand".
 
 --at-once runs that many scripts side by side, each on CPUs (and, in turn, GPUs) of its own.
 """
@@ -254,10 +255,9 @@ def print_table(rows: Sequence[dict[str, Any]]) -> None:
             cells += [f"{row['step_ms']:.3g}" if row.get("step_ms") else "–", "–", "–"]
             cells += [row.get("miss", "–"), "**no**" if "miss" in row else "–"]
         else:
-            ratio, promised = proof["speed_up"], proof["promised_speed_up"]
+            ratio = proof["speed_up"]
             cells.append(f"{proof['before_ms']['value']:.3g} → {proof['after_ms']['value']:.3g}")
-            at_best = "at best " if proof.get("promise_at_best") else ""
-            cells.append(f"{at_best}{promised:.2f}×" if promised else "–")
+            cells.append(_promised(proof))
             between = f" [{ratio['low']:.2f}, {ratio['high'] or float('inf'):.2f}]"
             cells.append(f"{ratio['value']:.2f}×{between}")
             said = {True: "yes", False: "**no**", None: "not checked"}
@@ -266,8 +266,20 @@ def print_table(rows: Sequence[dict[str, Any]]) -> None:
     promised_rows = [row for row in rows if held(row) is not None or "proof" in row]
     n_open = sum(held(row) is None for row in promised_rows)
     left = f"; {n_open} not checked" if n_open else ""
+    n_equal = sum(row.get("proof", {}).get("promised_gain") is False for row in promised_rows)
+    left += f"; {n_equal} promised no gain" if n_equal else ""
     n_held = sum(held(row) is True for row in promised_rows)
     print(f"\n{n_held} of {len(promised_rows)} held{left}.")
+
+
+def _promised(proof: dict[str, Any]) -> str:
+    times, between = proof["promised_speed_up"], proof.get("promised_between")
+    if times is None:
+        return "–"
+    at_best = "at best " if proof.get("promise_at_best") else ""
+    equal = "about as fast, may help: " if proof.get("promised_gain") is False else ""
+    interval = f" [{between[0]:.2f}, {between[1]:.2f}]" if between else ""
+    return f"{equal}{at_best}{times:.2f}×{interval}"
 
 
 def main() -> None:

@@ -26,7 +26,7 @@ _T95 = (
     2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
     2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 )  # fmt: skip
-_NORMAL95 = 1.960
+NORMAL95 = 1.960
 
 Interval = tuple[float, float]
 
@@ -34,7 +34,7 @@ Interval = tuple[float, float]
 def t95(degrees_of_freedom: float) -> float:
     """Two-sided 95 % quantile of Student's t; fractional degrees round down (wider, so safe)."""
     whole = max(1, math.floor(degrees_of_freedom))
-    return _T95[whole - 1] if whole <= len(_T95) else _NORMAL95
+    return _T95[whole - 1] if whole <= len(_T95) else NORMAL95
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from loaderdoctor.report import model
 from loaderdoctor.report.build import shares_of
 from loaderdoctor.setting_words import capitalised
 from loaderdoctor.settings import Settings, Value
-from loaderdoctor.tryout.comparing import WORTH_DECIDING, Compared
+from loaderdoctor.tryout.comparing import WORTH_DECIDING, Compared, in_new_processes
 from loaderdoctor.tryout.recommending import advice_row, recommendations, trial_row, written_of
 
 # A change of code is more to write and to keep than an argument of the loader: it is advised first
@@ -260,13 +260,12 @@ def _rows(
     inconclusive: Compared | None = None,
     way: CodeAdvice | None = None,
 ) -> Iterator[model.Recommendation]:
-    """One row for each setting changed; they share prediction and measurement.
-
-    `way` says what to write where that is no edit of the loader's or the copy's line.
-    """
+    """One row for each setting changed, of shared figures; `way`: what to write, if no edit."""
     measured, windows_ms = within_reach(tried, facts)
     seen = inconclusive.step if inconclusive is not None else None
     paired = tried or inconclusive
+    own_ms = paired.own_ms if paired is not None else None
+    plain = facts.step.wall_ms if facts.step is not None else None
     first = next(iter(settings.changed()))
 
     def written(name: str) -> Written:
@@ -285,7 +284,8 @@ def _rows(
         summary=_basis(candidate, inconclusive) if candidate and measured is None else None,
         measured=measured,
         windows_step_ms=windows_ms,
-        own_step_ms=paired.own_ms if paired is not None else None,
+        own_step_ms=own_ms,
+        speed_up=in_new_processes(own_ms, measured, first=plain),
         seen_step_ms=seen.value if seen is not None else None,
         predicted_step_ms=_in_its_rounds(candidate, paired, facts),
         predicted_from=candidate.predicted_from if candidate is not None else None,

@@ -136,7 +136,9 @@ def _promise(change: Change, report: Report) -> Promise | None:
     now_ms, predicted_ms = report.step.wall_ms, change.first.predicted_step_ms
     times = change.times_as_fast(now_ms)
     if times is not None:
-        own_ms, between = change.own_ms(now_ms), change.first.measured_ci_ms
+        if (in_new_runs := change.first.speed_up_ci) is not None:
+            return Promise(times=times, low=in_new_runs[0], high=in_new_runs[1])
+        own_ms, between = change.own_ms(now_ms), change.first.measured_ci_ms  # of older reports
         if own_ms is None or between is None or between[0] <= 0.0:
             return Promise(times=times)
         return Promise(times=times, low=own_ms / between[1], high=own_ms / between[0])

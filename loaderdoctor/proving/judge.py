@@ -45,6 +45,11 @@ class Promise:
     high: float | None = None
     at_best: bool = False  # a bound: no more than this
 
+    @property
+    def is_gain(self) -> bool:
+        """Whether any is promised: not where a new run may be as fast as the script as it is."""
+        return self.at_best or self.low is None or self.low > 1.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
@@ -202,14 +207,18 @@ class Proof:
         """Whether what was promised was got; None: nothing was promised, or one turn alone ran.
 
         A bound is kept by any gain that is one, and broken by a gain beyond it: "at best" was wrong
-        then. What was measured is not kept where no gain shows and so large a one is ruled out.
+        then. What was measured is not kept where no gain shows and so large a one is ruled out;
+        where a new run was said to be about as fast, it is kept by one that is.
         """
         got = self.speed_up
         if promise is None or not got.bounded:
             return None
-        if not promise.at_best and self.faster() is not True and promise.times > got.high:
-            return False  # a gain was promised, none was shown, and so much is ruled out
         low, high = got.value * (1 - TOLERANCE), got.value * (1 + TOLERANCE)
+        if not promise.is_gain and self.faster() is False and high < 1.0:
+            return False
+        gain = promise.is_gain and not promise.at_best
+        if gain and self.faster() is not True and promise.times > got.high:
+            return False  # a gain was promised, none was shown, and so much is ruled out
         lowest = min(promise.low or promise.times, promise.times)
         if promise.at_best:
             within = low <= promise.times and (self.faster() is True or promise.times <= high)

@@ -21,15 +21,20 @@ def headline(proof: Proof, *, promise: Promise | None = None) -> str:
         return f"{said}."
     if kept is None:
         return f"{said}; too few turns to tell whether as promised ({promised(promise)})."
-    return f"{said}; {'as' if kept else 'not as'} promised ({promised(promise)})."
+    word = "promised" if promise.is_gain else "expected"
+    return f"{said}; {'as' if kept else 'not as'} {word} ({promised(promise)})."
 
 
 def promised(promise: Promise) -> str:
-    """`3.9x [3.10, 4.70]`, `at best 3.9x`."""
+    """`3.9x [3.10, 4.70]`, `at best 3.9x`, `about as fast, may help: 1.2x [0.83, 1.72]`.
+
+    The interval is one of what a new run of the script gets.
+    """
     said = f"{'at best ' if promise.at_best else ''}{fmt.ratio(promise.times)}"
     if promise.low is None or promise.high is None:
         return said
-    return f"{said} [{promise.low:.2f}, {promise.high:.2f}]"
+    between = f"[{promise.low:.2f}, {promise.high:.2f}]"
+    return f"{said} {between}" if promise.is_gain else f"about as fast, may help: {said} {between}"
 
 
 def rows(proof: Proof, *, expected: str | None = None) -> list[tuple[str, str]]:

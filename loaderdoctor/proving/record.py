@@ -40,6 +40,8 @@ class ProofRecord(msgspec.Struct, frozen=True, kw_only=True):
     expected: str | None = None  # what the advice said of what is trained; None: nothing
     as_expected: bool | None = None  # whether training is so; None: not known, or not checked
     promised_speed_up: float | None = None
+    promised_between: tuple[float, float] | None = None  # 95 % of what a new run gets
+    promised_gain: bool | None = None  # False: about as fast, may help; None: nothing was promised
     promise_at_best: bool | None = None
     promise_kept: bool | None = None
     kept: dict[str, float | None] | None = None
@@ -56,8 +58,10 @@ class ProofRecord(msgspec.Struct, frozen=True, kw_only=True):
         said = f"got {fmt.ratio(got.value)}{between}"
         if times is not None:
             at_best = "at best " if self.promise_at_best else ""
-            missed = ", not as promised" if self.promise_kept is False else ""
-            said = f"promised {at_best}{fmt.ratio(times)}, {said}{missed}"
+            word = "expected" if self.promised_gain is False else "promised"
+            may = "about as fast, " if self.promised_gain is False else ""
+            missed = f", not as {word}" if self.promise_kept is False else ""
+            said = f"{word} {may}{at_best}{fmt.ratio(times)}, {said}{missed}"
         return "; ".join(filter(None, (f"{self.changes}: {said}", self.training)))
 
 
@@ -76,6 +80,8 @@ def record(
         numerics=proof.numerics,
         same_batches=proof.same_batches,
         promised_speed_up=promise.times if promise is not None else None,
+        promised_between=_between(promise),
+        promised_gain=promise.is_gain if promise is not None else None,
         promise_at_best=promise.at_best if promise is not None else None,
         promise_kept=proof.keeps(promise),
         kept=_compared(proof.kept),
@@ -100,6 +106,12 @@ def kept_proofs(run: Path) -> list[ProofRecord]:
         return []
     except (OSError, msgspec.MsgspecError) as error:
         raise UsageError(f"{file}: can't be read ({error}).") from None
+
+
+def _between(promise: Promise | None) -> tuple[float, float] | None:
+    if promise is None or promise.low is None or promise.high is None:
+        return None
+    return (promise.low, promise.high)
 
 
 def _figure(estimate: Estimate) -> Figure:

@@ -16,6 +16,7 @@ from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.report.model import NotAdvised, Recommendation
 from loaderdoctor.setting_words import capitalised, phrase
 from loaderdoctor.settings import AXES_BY_NAME, Settings, Value
+from loaderdoctor.tryout.comparing import in_new_processes
 from loaderdoctor.tryout.ranking import Ranking
 from loaderdoctor.tryout.recommending import recommendations
 from loaderdoctor.tryout.simplicity import needed_changes
@@ -57,6 +58,7 @@ def recommended_rows(
         return ()
     own = own_settings(observed)
     changes = needed_changes(ranking.results[index].settings, own)
+    own_ms, measured = ranking.results[0].cost_ms, _with_the_gain(ranking)
     found = recommendations(
         changes,
         own=own.as_dict(),
@@ -64,7 +66,8 @@ def recommended_rows(
         caution=_caution,
         trains=lambda name, value: changes_training(facts, name, value),
         summary=f"{gain_sentence(ranking)} {nearness_sentence(ranking)}".strip(),
-        measured=_with_the_gain(ranking),
+        measured=measured,
+        speed_up=in_new_processes(own_ms.value if own_ms else None, measured, first=own_ms),
     )
     return tuple(found)
 

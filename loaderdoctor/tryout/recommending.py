@@ -55,6 +55,7 @@ def recommendations(
     measured: Estimate | None,
     windows_step_ms: float | None = None,
     own_step_ms: float | None = None,
+    speed_up: Estimate | None = None,
     seen_step_ms: float | None = None,
     predicted_step_ms: float | None = None,
     predicted_from: PredictedFrom | None = None,
@@ -65,7 +66,7 @@ def recommendations(
 
     `windows_step_ms` is what its windows took where less is claimed (`measured`).
     `written`, `caution` and `trains` are of one setting; `summary` is said once, of all together,
-    and so is `also`, what the code needs besides.
+    and so is `also`, what the code needs besides. `speed_up` is that of new processes.
     """
     for name, value in settings.changed().items():
         lines = written(name)
@@ -84,6 +85,7 @@ def recommendations(
             summary=summary,
             windows_step_ms=windows_step_ms,
             own_step_ms=own_step_ms,
+            speed_up_ci=interval(speed_up),
             seen_step_ms=seen_step_ms,
             also=also,
             trains=trains(name, value),

@@ -33,6 +33,7 @@ from loaderdoctor.report.run_model import Run
 from loaderdoctor.report.words.run import judged
 from loaderdoctor.report.words.tuning import DRAWS, to_write
 from loaderdoctor.tryout.ablating import LoopEvidence
+from loaderdoctor.tryout.comparing import in_new_processes
 from loaderdoctor.tryout.recommending import recommendations
 from loaderdoctor.tryout.windows import sizes
 
@@ -141,6 +142,7 @@ def _tuned(facts: Facts, tuning: TuningRecord) -> tuple[Recommendation, ...]:
     first = next(iter(settings.changed()), None)
     code = written(facts, settings)  # of all: they are arguments of one call
     caution = DRAWS if tuning.draws else None
+    own, chosen = _estimate(tuning.own_ms), _estimate(tuning.chosen_ms)
     return tuple(
         recommendations(
             settings,
@@ -148,8 +150,9 @@ def _tuned(facts: Facts, tuning: TuningRecord) -> tuple[Recommendation, ...]:
             written=lambda name: code,
             caution=lambda name, value: caution if name == first else None,  # said once
             summary=None,
-            measured=_estimate(tuning.chosen_ms),
-            own_step_ms=tuning.own_ms[0] if tuning.own_ms is not None else None,
+            measured=chosen,
+            own_step_ms=(own_ms := own.value if own is not None else None),
+            speed_up=in_new_processes(own_ms, chosen, first=own),
         )
     )
 

@@ -119,6 +119,8 @@ def _gain(change: Change, step: Step) -> Text:
     more = []
     if (ratio := change.times_as_fast(step.wall_ms)) is not None:
         more.append(f"{fmt.ratio(ratio)} as fast{change.compared(step.wall_ms)}")
+    if (promised := change.in_new_runs()) is not None:
+        more.append(promised)
     if (predicted := change.prediction_met()) is not None:
         more.append(predicted)
     text.append(f" ({'; '.join(more)})" if more else "")

@@ -194,6 +194,8 @@ def _change(change: Change, now_ms: float | None) -> ShownChange:
     notes = []
     if (ratio := change.times_as_fast(now_ms)) is not None:
         notes.append(f"{fmt.ratio(ratio)} as fast{change.compared(now_ms)}")
+    if (promised := change.in_new_runs()) is not None:
+        notes.append(promised)
     if (predicted := change.prediction_met()) is not None:
         notes.append(predicted)
     return ShownChange(

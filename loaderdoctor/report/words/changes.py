@@ -30,6 +30,8 @@ _MEANINGS = {
 }
 
 
+# Of a gain that is no larger than what runs of one script differ by.
+ABOUT_AS_FAST = "in a new run about as fast, may help"
 # Less than this in front of the loop as it is, or of what is recommended, is no clear lead.
 CLEAR_LEAD = MODERATE_SHARE
 
@@ -103,6 +105,25 @@ class Change:
         if own_ms is None or step_ms is None or abs(own_ms - step_ms) <= UNLIKE_SHARE * step_ms:
             return ""
         return f" as the loop as it is in the same rounds, {fmt.ms(own_ms)}"
+
+    @property
+    def is_promised(self) -> bool:
+        """Whether it gained more than what runs of one script differ by, as far as known."""
+        between = self.first.speed_up_ci
+        return between is None or between[0] > 1.0
+
+    @property
+    def measured_here(self) -> str:
+        """Where its figure comes from, and that it promises no gain, where it does not."""
+        return MEASURED if self.is_promised else f"{MEASURED}; {ABOUT_AS_FAST}"
+
+    def in_new_runs(self) -> str | None:
+        """What it promises for the script's next run; None where nothing tells it."""
+        between = self.first.speed_up_ci
+        if between is None:
+            return None
+        said = f"{between[0]:.2f} to {fmt.ratio(between[1])}"
+        return f"{said} in a new run" if self.is_promised else f"{ABOUT_AS_FAST}: {said}"
 
     def words(self) -> str:
         """`num_workers=6 with pin_memory=True`; a change of code by its title.
@@ -246,12 +267,16 @@ def vocabulary(changes: Sequence[Change]) -> str | None:
 
 
 def meaning(report: Report) -> str | None:
-    """What the first change means for a whole run; None where it was not measured as faster."""
+    """What the first change means for a whole run; None where it was not measured as faster.
+
+    Nor where its gain here is none that a new run is promised.
+    """
     now_ms = report.step.wall_ms
     first = next(iter(changes_of(report.recommendations)), None)  # what the headline speaks of
     ratio = (first.times_as_fast(now_ms) if first is not None else None) or 0.0
     only_reads = not report.trains and not report.calls_model  # and ends before training, may be
-    if now_ms is None or ratio <= 1.0 or only_reads:
+    unpromised = first is not None and not first.is_promised
+    if now_ms is None or ratio <= 1.0 or only_reads or unpromised:
         return None
     # A shorter step leaves what lies outside the steps as it is.
     outside_ms = report.wall.total_ms - report.wall.step_ms if report.wall is not None else 0.0

@@ -15,7 +15,7 @@ from loaderdoctor.findings.model import Finding, Kind, Severity
 from loaderdoctor.report import model
 from loaderdoctor.report.model import Recommendation, Report
 from loaderdoctor.report.words.caveats import caveats, no_cause, stands_still
-from loaderdoctor.report.words.changes import MEASURED, Change, changes_of
+from loaderdoctor.report.words.changes import Change, changes_of
 from loaderdoctor.report.words.outside import outside_cost, outside_sentence
 from loaderdoctor.report.words.verdict import (
     NEW_SHAPES,
@@ -290,11 +290,11 @@ def _first_change(step_ms: float, change: Change, *, inconclusive: bool = False)
             return (
                 f"{change.opening} brings the step to {about}{fmt.number(measured_ms)} ms"
                 f"{between}{of}, {about}{fmt.ratio(ratio)} as fast{change.compared(step_ms)}, "
-                f"{MEASURED}."
+                f"{change.measured_here}."
             )
         return (
             f"{change.opening} was faster than the loop as it is in the same rounds: "
-            f"{fmt.number(measured_ms)} ms {change.per}, {MEASURED}."
+            f"{fmt.number(measured_ms)} ms {change.per}, {change.measured_here}."
         )
     figure = f" ({prediction})" if prediction is not None else ""
     if change.is_code:
@@ -331,7 +331,7 @@ def _healthy(
         of = "" if change.per == "a step" else f" {change.per}"
         return (
             f"{of_loader(facts)}{threads}{busy} {change.opening} still brings the "
-            f"step to {fmt.number(best_ms)} ms{of}, {MEASURED}."
+            f"step to {fmt.number(best_ms)} ms{of}, {change.measured_here}."
         )
     if threads:
         return f"{of_loader(facts)}{busy} {threads}".rstrip()

@@ -131,3 +131,29 @@ def test_a_headline_says_how_loosely_its_figure_was_measured(
     )
     (change,) = changes_of((row,))
     assert said in _first_change(329.9, change)
+
+
+@pytest.mark.parametrize(
+    ("between", "promised", "said"),
+    [
+        ((1.4, 2.4), True, "1.40 to 2.4× in a new run"),
+        ((0.83, 1.72), False, "in a new run about as fast, may help: 0.83 to 1.72×"),
+        (None, True, None),
+    ],
+)
+def test_what_runs_of_one_script_differ_by_is_no_promise(
+    between: tuple[float, float] | None, promised: bool, said: str | None
+) -> None:
+    row = recommendation(
+        "num_workers", 0, 2, measured_step_ms=10.0, measured_ci_ms=(9.8, 10.2), speed_up_ci=between
+    )
+    report = msgspec.structs.replace(samples.input_bound(), recommendations=(row,))
+    change = Change((row,))
+    assert (change.is_promised, change.in_new_runs()) == (promised, said)
+    headline = _first_change(14.8, change)
+    assert headline.endswith(
+        "measured here." if promised else "; in a new run about as fast, may help."
+    )
+    assert ("Every hour of this training" in console_text(report)) is promised
+    for page in (" ".join(console_text(report).split()), html(report)):
+        assert said is None or said in page

@@ -25,7 +25,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
-from loaderdoctor.commands.output import write_run
 from loaderdoctor.commands.run.monitor import monitor
 from loaderdoctor.diagnosis.run import Diagnosis, DiagnosisOptions
 from loaderdoctor.errors import LoaderdoctorError, RunError, UsageError
@@ -191,6 +190,8 @@ class watching:  # noqa: N801 - a context manager, called like a function
             self._script_run.finish()
             report = diagnosis.report()
             if self._folder is not None:
+                from loaderdoctor.commands.run_folder import write_run
+
                 write_run(self._folder, diagnosis, report, at=self._began)
             return report
         finally:

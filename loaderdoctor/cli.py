@@ -12,11 +12,11 @@ from typing import Any, Literal
 import click
 
 from loaderdoctor import __version__
-from loaderdoctor.commands.help import Commands
 from loaderdoctor.commands.options import (
     FAIL_ON,
     ONCE,
     TRIAL_LIMIT,
+    Commands,
     GridCommand,
     Seconds,
     TuneCommand,
@@ -75,7 +75,7 @@ def diagnose(script: str, args: tuple[str, ...], run_to_end: bool, **options: An
     """
     if run_to_end:
         return _run_to_end(script, args, options)
-    from loaderdoctor.commands.diagnose.command import DiagnoseOptions, diagnose
+    from loaderdoctor.commands.diagnose import DiagnoseOptions, diagnose
 
     torchrun, profiler = torchrun_words(options), schedule_of(options)
     return diagnose(
@@ -223,7 +223,7 @@ def analyze(traces: tuple[Path, ...], **options: Any) -> int:
 
     A folder is taken as one job, with a trace of each rank. Nothing is written unless asked for.
     """
-    from loaderdoctor.commands.analyze.command import AnalyzeOptions, analyze
+    from loaderdoctor.commands.analyze import AnalyzeOptions, analyze
 
     return analyze(AnalyzeOptions(traces=traces, **options))
 
@@ -234,7 +234,7 @@ def analyze(traces: tuple[Path, ...], **options: Any) -> int:
 @click.argument("after", metavar="RUN_B", type=click.Path(path_type=Path))
 def compare(before: Path, after: Path, fail_on_regression: bool) -> int:
     """Say whether RUN_B is faster, slower, or no different beyond the noise."""
-    from loaderdoctor.commands.compare import CompareOptions, compare
+    from loaderdoctor.commands.report import CompareOptions, compare
 
     return compare(
         CompareOptions(before=before, after=after, fail_on_regression=fail_on_regression)
@@ -292,7 +292,7 @@ def prove(n_turns: int, seconds: float, seed: int, **options: Any) -> int:
     given and the losses of the first steps are compared, the later steps are timed. Exit code 3:
     slower, or it trains something else.
     """
-    from loaderdoctor.commands.prove import ProveOptions, prove
+    from loaderdoctor.commands.advice import ProveOptions, prove
     from loaderdoctor.proving.turns import Turns
 
     how = Turns(n_turns=n_turns, seconds=seconds, seed=seed)
@@ -323,12 +323,12 @@ def apply(run: Path, numbers: tuple[int, ...], write: bool, undo: bool, proves: 
     N are the numbers of "What to change"; without one, the first. Where an option of the script
     does it, the command line is printed instead.
     """
-    from loaderdoctor.commands.apply import ApplyOptions, apply
+    from loaderdoctor.commands.advice import ApplyOptions, apply
 
     code = apply(ApplyOptions(run=run, numbers=numbers, write=write, undo=undo))
     if code or undo or not proves:
         return code
-    from loaderdoctor.commands.prove import ProveOptions, prove
+    from loaderdoctor.commands.advice import ProveOptions, prove
 
     return prove(ProveOptions(target=run, words=tuple(str(n) for n in numbers)))
 
@@ -348,7 +348,7 @@ def view(run: Path, port: int, perfetto: bool, open_browser: bool) -> int:
 @cli.command(context_settings=CONTEXT)
 def recipes() -> int:
     """List the reference training loops."""
-    from loaderdoctor.commands.recipes import recipes
+    from loaderdoctor.commands.inventory import recipes
 
     return recipes()
 
@@ -356,7 +356,7 @@ def recipes() -> int:
 @cli.command(context_settings=CONTEXT)
 def env() -> int:
     """Print what this machine offers: usable CPUs, memory, /dev/shm, GPU, torch."""
-    from loaderdoctor.commands.env import env
+    from loaderdoctor.commands.inventory import env
 
     return env()
 

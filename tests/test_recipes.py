@@ -18,8 +18,8 @@ import psutil
 import pytest
 from rich.console import Console
 
-from loaderdoctor.commands import env as env_command
-from loaderdoctor.commands import recipes as recipes_command
+from loaderdoctor.commands import inventory as env_command
+from loaderdoctor.commands import inventory as recipes_command
 from loaderdoctor.errors import UsageError
 from loaderdoctor.instrument.system.machine import look
 from loaderdoctor.recipes import all_recipes, find, read
@@ -192,7 +192,7 @@ def test_env_prints_usable_cpus_and_survives_a_broken_torch() -> None:
 def test_env_tells_an_interpreter_without_its_lock(
     built: int, locked: bool, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = "loaderdoctor.commands.env.sysconfig.get_config_var"
+    known = "loaderdoctor.commands.inventory.sysconfig.get_config_var"
     monkeypatch.setattr(known, lambda name: built)
     monkeypatch.setattr(sys, "_is_gil_enabled", lambda: locked, raising=False)
     row = dict(env_command.machine_rows(look()))["loaderdoctor"]

@@ -1,28 +1,30 @@
-"""What every measuring command does with its report: show it, write it, judge it for CI."""
+"""What commands show: their report, judged for CI, and before it what they are doing."""
 
 from __future__ import annotations
 
+import atexit
+import os
 import re
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
+from rich.cells import set_cell_size
 from rich.console import Console
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
 from loaderdoctor import format as fmt
 from loaderdoctor.errors import EXIT_THRESHOLD, UsageError
 from loaderdoctor.report.console.page import render_report
 from loaderdoctor.report.files import encode_report, write_bytes
 from loaderdoctor.report.model import Report
-from loaderdoctor.units import NS_PER_S
-
-if TYPE_CHECKING:
-    from loaderdoctor.diagnosis.run import Diagnosis
-    from loaderdoctor.report.files import RunFolder
-    from loaderdoctor.report.model import Report
-
 
 STDOUT = "-"
 _RULE = re.compile(
@@ -127,21 +129,139 @@ def share_of(report: Report, name: str) -> float | None:
     return value
 
 
-# Everything a diagnosis leaves on disk, in one run folder.
+# The same words again come only after this long (trials of settings say them each round).
+_AGAIN_S = 5.0
+# Fewer rows leave the script too little to scroll in.
+_MIN_ROWS = 8
+_SAVE, _RESTORE = "\x1b7", "\x1b8"
 
 
-def write_run(folder: RunFolder, diagnosis: Diagnosis, report: Report, *, at: float) -> None:
-    """Report, page, traces and scalars of a run that began at `at` (seconds since the epoch)."""
-    # Imported only now: TensorBoard's and Jinja's packages, a quarter of all that `diagnose` loads,
-    # would keep the script from starting.
-    from loaderdoctor.commands.page_extras import extras_of_diagnosis
-    from loaderdoctor.report.console.page import console_text
-    from loaderdoctor.report.html.page import write_html
-    from loaderdoctor.report.traces.scalars import write_scalars
+class Stages:
+    """What a diagnosis is doing and for how long yet, on stderr where that is a terminal.
 
-    text = console_text(report, folder=folder.path)
-    folder.write_report(report, text)
-    diagnosis.write_traces(folder, at_ns=int(at * NS_PER_S))
-    write_scalars(report, folder.tensorboard, console_text=text, at=at)
-    extras = extras_of_diagnosis(report, diagnosis.shown, diagnosis.analysis, diagnosis.advised)
-    write_html(report, folder, extras)
+    Call it with what begins now and the seconds left, None where nobody knows. One line is updated
+    in place, at the foot of the screen. The script writes to the same terminal meanwhile, so the
+    rows above are made a scroll region of their own (as apt does while packages print): what the
+    script writes scrolls there as ever, and never meets our line. Where a terminal can't do that,
+    each stage is a plain line.
+
+    `size` gives (columns, rows) of the terminal; (0, 0) where that is not known.
+    """
+
+    def __init__(
+        self,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        size: Callable[[], tuple[int, int]] | None = None,
+    ) -> None:
+        self._console = console or Console(file=sys.stderr, markup=False)
+        self._clock = clock
+        self._size = size or _terminal_size
+        self._told, self._at_s = "", float("-inf")
+        self._rows: int | None = None  # while the foot of the screen is ours: its rows
+
+    def __call__(self, what: str, left_s: float | None = None) -> None:
+        """Show it; nothing where stderr is not a terminal."""
+        now_s = self._clock()
+        if not self._console.is_terminal or (what == self._told and now_s - self._at_s < _AGAIN_S):
+            return
+        self._told, self._at_s = what, now_s
+        left = f", {fmt.time_left(left_s)}" if left_s is not None else ""
+        said = f"loaderdoctor: {what}{left}"
+        columns, rows = self._size()
+        if rows < _MIN_ROWS or columns < 1 or self._console.is_dumb_terminal:
+            self.close()
+            self._console.print(Text(said, style="dim"))
+            return
+        codes = ""
+        if rows != self._rows:
+            codes = self._reserve(rows)
+        line = set_cell_size(fmt.plain(said), min(len(said), columns - 1)).rstrip()
+        self._write(f"{codes}{_SAVE}\x1b[{rows};1H\x1b[2K\x1b[2m{line}\x1b[0m{_RESTORE}")
+
+    def warn(self, text: str) -> None:
+        """Text that everyone must see: wrapped between words in a terminal, else in one line."""
+        if self._console.is_terminal:
+            self._console.print(Text(text.rstrip()))
+        else:
+            self._console.file.write(text)
+            self._console.file.flush()
+
+    def close(self) -> None:
+        """Give the foot of the screen back; what was written above it stays, and goes on there."""
+        rows, self._rows = self._rows, None
+        if rows is None:
+            return
+        atexit.unregister(self.close)
+        # Setting the region moves the cursor, so it is saved before.
+        self._write(f"{_SAVE}\x1b[{rows};1H\x1b[2K\x1b[r{_RESTORE}")
+
+    def _reserve(self, rows: int) -> str:
+        """Codes that make all rows but the last one scroll by themselves.
+
+        The line feed makes room where the cursor is in the last row; then it goes up again.
+        """
+        if self._rows is None:
+            atexit.register(self.close)  # a terminal left so would scroll oddly for ever
+        self._rows = rows
+        return f"\n{_SAVE}\x1b[1;{rows - 1}r{_RESTORE}\x1b[1A"
+
+    def _write(self, codes: str) -> None:
+        """In one piece: the script writes to the same terminal."""
+        self._console.file.write(codes)
+        self._console.file.flush()
+
+
+def _terminal_size() -> tuple[int, int]:
+    try:
+        size = os.get_terminal_size(sys.stderr.fileno())
+    except (OSError, ValueError):  # stderr is none, or was replaced
+        return 0, 0
+    return size.columns, size.lines
+
+
+# Nothing is drawn for what is over by then; after it, a few times a second.
+_SILENT_S = 1.0
+_DRAWN_EVERY_S = 0.2
+_BAR_WIDTH = 30
+
+Told = Callable[[float], None]
+
+
+@contextmanager
+def progress(
+    what: str, *, console: Console | None = None, clock: Callable[[], float] = time.monotonic
+) -> Iterator[Told | None]:
+    """How far one large trace is read or written, on stderr where that is a terminal.
+
+    Gives what is to be told the share done so far (0…1); None where nobody looks. Drawn by the work
+    itself, not by a thread: next to threads a trace is not read in parts.
+    """
+    shown = console or Console(file=sys.stderr, markup=False)
+    if not shown.is_terminal:
+        yield None
+        return
+    live = Live(console=shown, transient=True, auto_refresh=False)
+    began_s = drawn_s = clock()
+
+    def told(share: float) -> None:
+        nonlocal drawn_s
+        now_s = clock()
+        if now_s - began_s < _SILENT_S or now_s - drawn_s < _DRAWN_EVERY_S:
+            return
+        drawn_s = now_s
+        live.start()
+        row = Table.grid(padding=(0, 2))
+        row.add_column(no_wrap=True, overflow="ellipsis")
+        row.add_column()
+        row.add_column(no_wrap=True)
+        left_s = (now_s - began_s) * (1.0 - share) / share if share > 0 else None
+        left = fmt.time_left(left_s) if left_s is not None else ""
+        bar = ProgressBar(total=1.0, completed=share, width=_BAR_WIDTH)
+        row.add_row(fmt.plain(what), bar, Text(left, style="dim"))
+        live.update(row, refresh=True)
+
+    try:
+        yield told
+    finally:
+        live.stop()

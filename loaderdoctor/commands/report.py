@@ -1,22 +1,39 @@
-"""`loaderdoctor report RUN`: the report of a run folder, whose run may be under way or killed.
+"""`loaderdoctor report` and `compare`: run folders looked at; and the report of a recorded run.
 
-Comes in: a run folder. Goes out: the report on stdout; nothing in the folder changes.
+A recorded run has the same findings as a diagnosis where there is evidence for them, also where it
+was killed, from what it had left in its folder. What the whole run adds to its first window is a
+verdict, and what tuning proved. Nothing in a folder changes by looking at it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import click
 import msgspec
+from rich.console import Console
 
-from loaderdoctor.commands.output import check_json_target, deliver, exit_code, share_rules
-from loaderdoctor.commands.run.report import report_of
-from loaderdoctor.commands.run.run_files import Loop, Recorded, read_recorded
-from loaderdoctor.errors import UsageError
-from loaderdoctor.instrument.command.launched_run import OnEvent
+from loaderdoctor.advice.writing import written
+from loaderdoctor.commands.output import (
+    check_json_target,
+    deliver,
+    exit_code,
+    share_rules,
+)
+from loaderdoctor.commands.run.run_files import RECORDED, Loop, Recorded, read_recorded
+from loaderdoctor.commands.run.start import ListenOptions, unjudged
+from loaderdoctor.diagnosis.run import Diagnosis, DiagnosisOptions
+from loaderdoctor.errors import EXIT_THRESHOLD, EXIT_USAGE, RunError, UsageError
+from loaderdoctor.estimate import Estimate
+from loaderdoctor.facts.whole import Facts
+from loaderdoctor.instrument.command.endings import nothing_measured, raise_if_broken
+from loaderdoctor.instrument.command.launched_run import OnEvent, ScriptRunLike
+from loaderdoctor.instrument.command.recorded_run import RecordedRun
 from loaderdoctor.instrument.wire.protocol import (
     Ended,
     Note,
@@ -24,9 +41,19 @@ from loaderdoctor.instrument.wire.protocol import (
     WindowDone,
     WindowRequest,
 )
+from loaderdoctor.instrument.wire.tuning import TuningRecord
 from loaderdoctor.proving.record import kept_proofs
-from loaderdoctor.report.files import NAME_A_RUN, read_report
-from loaderdoctor.report.model import Report
+from loaderdoctor.report.comparison import compare as compared
+from loaderdoctor.report.comparison import render_comparison
+from loaderdoctor.report.files import NAME_A_RUN, RunFolder, read_report
+from loaderdoctor.report.model import Recommendation, Report
+from loaderdoctor.report.run_model import Run
+from loaderdoctor.report.words.run import judged
+from loaderdoctor.report.words.tuning import DRAWS, to_write
+from loaderdoctor.tryout.ablating import LoopEvidence
+from loaderdoctor.tryout.comparing import in_new_processes
+from loaderdoctor.tryout.recommending import recommendations
+from loaderdoctor.tryout.windows import sizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,3 +131,152 @@ class _Left:
 
     def stop(self, to_end: bool = True) -> None:
         return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompareOptions:
+    """Two run folders (or their report.json), the older first."""
+
+    before: Path
+    after: Path
+    fail_on_regression: bool = False
+
+
+def compare(options: CompareOptions) -> int:
+    """Print the comparison; the exit code.
+
+    With `fail_on_regression`: 3 where B is slower, 2 where nothing can be said.
+    """
+    found = compared(read_report(options.before), read_report(options.after))
+    Console(markup=False).print(render_comparison(found, (options.before.name, options.after.name)))
+    if not options.fail_on_regression:
+        return 0
+    if found.change == "unknown":
+        return EXIT_USAGE
+    return EXIT_THRESHOLD if found.change == "slower" else 0
+
+
+# What the windows of a run are sized by: nothing depends on it but the sizes that are never used.
+BUDGET_S = 45.0
+TUNED = frozenset(
+    {
+        "num_workers",
+        "prefetch_factor",
+        "persistent_workers",
+        "pin_memory",
+        "in_order",
+        "start_method",
+    }
+)
+
+
+def report_run(options: ListenOptions, run: RecordedRun, row: Run | None) -> int:
+    """Show and write the report of a run that is over; the command's exit code."""
+    try:
+        report, diagnosis = report_of(run, row, options.folder)
+    except RunError as error:
+        if options.shown:
+            sys.stderr.write(f"loaderdoctor: {error}\n")
+        else:
+            run.say(str(error))
+        return unjudged(options)
+    from loaderdoctor.commands.run_folder import write_run
+
+    write_run(RunFolder(options.folder), diagnosis, report, at=options.began_s)
+    if not options.shown:
+        shutil.rmtree(options.folder / RECORDED, ignore_errors=True)
+        return 0
+    deliver(
+        report,
+        json_target=options.json_target,
+        folder=options.folder,
+        verbose=options.verbose,
+    )
+    shutil.rmtree(options.folder / RECORDED, ignore_errors=True)
+    return exit_code(report, share_rules(options.fail_on))
+
+
+class Reportable(ScriptRunLike, Protocol):
+    """A run that has measured its windows by itself."""
+
+    @property
+    def label(self) -> str:
+        """The script."""
+
+    @property
+    def windows(self) -> Sequence[WindowDone]:
+        """Of the loop that was observed."""
+
+
+def report_of(run: Reportable, row: Run | None, folder: Path) -> tuple[Report, Diagnosis]:
+    """The report, and what it was made of. Raises RunError where the loop never got warm."""
+    observed = run.observed
+    if observed is None:
+        if run.ended is None:
+            raise RunError(f"{run.label}: the script never called.")
+        raise_if_broken(run.notes, run.label)
+        raise nothing_measured(run.ended, run.label)
+    diagnosis = Diagnosis(
+        run,
+        target=run.label,
+        raw=folder / RECORDED,
+        options=DiagnosisOptions(budget_s=BUDGET_S, ablate=False, verify=False, profile=False),
+    )
+    diagnosis.evidence = evidence_of(observed, run.windows)
+    report = diagnosis.report()
+    facts = diagnosis.analysis.facts if diagnosis.analysis is not None else None
+    return with_whole_run(report, row, facts), diagnosis
+
+
+def evidence_of(observed: Observed, windows: Iterable[WindowDone]) -> LoopEvidence:
+    """What a diagnosis would have gathered, of the windows that the run itself measured."""
+    done = list(windows)
+    return LoopEvidence(
+        observed=observed,
+        sizes=sizes(observed, budget_s=BUDGET_S),
+        plain=[w for w in done if w.mode == "plain"],
+        profiled=next((w for w in done if w.mode == "profiled" and w.trace_path), None),
+    )
+
+
+def with_whole_run(report: Report, run: Run | None, facts: Facts | None) -> Report:
+    """The report of a run; `facts` are those of the first window, None where there were none."""
+    report = msgspec.structs.replace(report, command="run", run=run)
+    if run is None:
+        return report
+    tuned = run.tuning is not None and run.tuning.chosen is not None
+    verdict = judged(run)
+    if verdict is not None and (tuned or report.verdict.bound == "unknown"):
+        report = msgspec.structs.replace(report, verdict=verdict)
+    if run.tuning is None or not tuned or facts is None:
+        return report
+    # What the first window had predicted of these settings, the run has measured since.
+    others = [row for row in report.recommendations if row.setting not in TUNED]
+    rows = (*_tuned(facts, run.tuning), *others)
+    return msgspec.structs.replace(report, recommendations=rows)
+
+
+def _tuned(facts: Facts, tuning: TuningRecord) -> tuple[Recommendation, ...]:
+    """The lines that make the next run begin as this one went on."""
+    assert tuning.chosen is not None
+    settings = to_write(tuning.own, tuning.chosen)
+    first = next(iter(settings.changed()), None)
+    code = written(facts, settings)  # of all: they are arguments of one call
+    caution = DRAWS if tuning.draws else None
+    own, chosen = _estimate(tuning.own_ms), _estimate(tuning.chosen_ms)
+    return tuple(
+        recommendations(
+            settings,
+            own=tuning.own.as_dict(),
+            written=lambda name: code,
+            caution=lambda name, value: caution if name == first else None,  # said once
+            summary=None,
+            measured=chosen,
+            own_step_ms=(own_ms := own.value if own is not None else None),
+            speed_up=in_new_processes(own_ms, chosen, first=own),
+        )
+    )
+
+
+def _estimate(known: tuple[float, float, float] | None) -> Estimate | None:
+    return None if known is None else Estimate(value=known[0], low=known[1], high=known[2], n=2)

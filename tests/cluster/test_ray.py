@@ -18,7 +18,7 @@ import pytest
 
 from loaderdoctor.attribution.ranks import RankTrace
 from loaderdoctor.cluster.ray_tasks import Came
-from loaderdoctor.commands.analyze.trace_readers import LocalReader, RayReader
+from loaderdoctor.commands.job_traces import LocalReader, RayReader
 from loaderdoctor.errors import RunError
 from tests.cluster.conftest import Nodes
 from tests.python_path import python_path

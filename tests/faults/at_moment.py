@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from loaderdoctor.cli import main
-from loaderdoctor.commands.diagnose import command as diagnose
+from loaderdoctor.commands import diagnose, run_folder
 from loaderdoctor.diagnosis import run
 from loaderdoctor.instrument.command import launched_run
 from loaderdoctor.instrument.command.script_run import ScriptRun
@@ -27,7 +27,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "stopping": (ScriptRun, "stop"),
     "closing": (ScriptRun, "_close"),
     "reporting": (run, "build_report"),
-    "writing": (diagnose, "write_run"),
+    "writing": (run_folder, "write_run"),
     "printing": (diagnose, "deliver"),
 }
 MOMENTS = ("folder", "starting", "warm-up", *MODES, *list(PLACES)[2:])

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from loaderdoctor.attribution.trace_facts import attribute, facts_of
-from loaderdoctor.commands.analyze.command import report_of_facts
+from loaderdoctor.commands.analyze import report_of_facts
 from loaderdoctor.errors import EXIT_USAGE, LoaderdoctorError
 from loaderdoctor.report.console.page import console_text
 from loaderdoctor.report.files import encode_report

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from loaderdoctor.commands.analyze.trace_readers import MIN_POOL_BYTES
+from loaderdoctor.commands.job_traces import MIN_POOL_BYTES
 from loaderdoctor.report.model import Report
 from tests.fuzz import binary, command, made, other, seeds, sound, subject
 from tests.fuzz.mutate import Mutator

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from loaderdoctor.attribution.pictures import tracks
 from loaderdoctor.attribution.trace_facts import attribute
-from loaderdoctor.commands.page_extras import extras_of_trace
+from loaderdoctor.commands.run_folder import extras_of_trace
 from loaderdoctor.errors import TraceError
 from loaderdoctor.report.traces.captures import Overlay, write_perfetto_trace
 from loaderdoctor.report.traces.tensorboard import write_plugin_trace

@@ -33,7 +33,7 @@ from tests.fuzz.targets import Hints, Kind
 DRAW_EVERY = 50
 COLLECT_EVERY = 100
 # Beyond what it had when it began: the limit that `analyze` is given, and what counting does not
-# see (loaderdoctor.commands.analyze.trace_readers).
+# see (loaderdoctor.commands.job_traces).
 MEMORY_BYTES = subject.MEMORY_BYTES + (512 << 20)
 # A place for the input at hand: its number, its kind's, its length, then its bytes.
 SLOT_BYTES = 64 << 20

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from loaderdoctor import format as fmt
-from loaderdoctor.commands.analyze.command import AnalyzeOptions, analyze
+from loaderdoctor.commands.analyze import AnalyzeOptions, analyze
 from loaderdoctor.report.charts.subjects import step_bars, workers_by_prefetch
 from loaderdoctor.report.html.figures import HtmlExtras, charts_of
 from loaderdoctor.report.html.page import html
@@ -261,7 +261,7 @@ def test_analyze_writes_the_page_with_the_steps_of_the_trace(tmp_path: Path) -> 
 
 def test_nothing_is_imported_for_the_page_before_it_is_written() -> None:
     code = (
-        "import sys, loaderdoctor.commands.diagnose.command, loaderdoctor.commands.sweep.command\n"
+        "import sys, loaderdoctor.commands.diagnose, loaderdoctor.commands.sweep.command\n"
         "assert 'matplotlib' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

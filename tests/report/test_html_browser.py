@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from loaderdoctor.commands.analyze.command import AnalyzeOptions, analyze
+from loaderdoctor.commands.analyze import AnalyzeOptions, analyze
 from loaderdoctor.report.html.page import html
 from tests.report import html_samples, samples
 from tests.report.browser import Page, browser, executable

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from loaderdoctor.attribution.trace_facts import attribute, facts_of
-from loaderdoctor.commands.analyze.command import report_of_facts
-from loaderdoctor.commands.analyze.files import write_files
+from loaderdoctor.commands.analyze import report_of_facts
 from loaderdoctor.commands.output import deliver
+from loaderdoctor.commands.run_folder import write_files
 from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.command.listener import ConnectionListener
 from loaderdoctor.instrument.wire.record_file import RecordWriter
@@ -52,7 +52,7 @@ def files(folder: Path) -> Iterator[Path]:
 @pytest.fixture
 def fixed_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names hold the time: the second run's are those of the first."""
-    monkeypatch.setattr("loaderdoctor.commands.analyze.files.time.time", lambda: AT)
+    monkeypatch.setattr("loaderdoctor.commands.run_folder.time.time", lambda: AT)
 
 
 @pytest.mark.usefixtures("fixed_time")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from loaderdoctor.commands.diagnose.launch import several_machines
+from loaderdoctor.commands.launch import option_words, several_machines, target_of
 from loaderdoctor.commands.output import STDOUT, check_json_target, share_rules
 from loaderdoctor.commands.run.listen import listen
 from loaderdoctor.commands.run.run_files import RECORDED
@@ -31,7 +31,6 @@ from loaderdoctor.commands.run.start import (
 )
 from loaderdoctor.errors import UsageError
 from loaderdoctor.instrument.command import rendezvous
-from loaderdoctor.instrument.command.launch_config import Target
 from loaderdoctor.instrument.session.ranks import place
 from loaderdoctor.instrument.wire.channel import LaunchConfig
 from loaderdoctor.report.files import RunFolder
@@ -64,11 +63,7 @@ def run(options: RunOptions) -> int:
         become_torchrun(options.torchrun, _words(options))
     share_rules(options.fail_on)
     check_json_target(options.json_target)
-    target = Target(
-        script=None if options.as_module else options.script,
-        module=options.script if options.as_module else None,
-        args=options.args,
-    )
+    target = target_of(options.script, options.args, as_module=options.as_module)
     target.check("run")
     if options.metrics_file is not None and not options.metrics_file.absolute().parent.is_dir():
         raise UsageError(f"--metrics-file {options.metrics_file}: not a file in a folder there is.")
@@ -117,18 +112,15 @@ def run(options: RunOptions) -> int:
 
 def _words(options: RunOptions) -> tuple[str, ...]:
     """The options as the command line takes them, but for the launcher's."""
-    words: list[str] = []
-    for flag, name in (
+    flags = (
         (options.as_module, "-m"),
         (options.profile, "--profile"),
         (options.verbose, "--verbose"),
-    ):
-        words += [name] if flag else []
-    for value, name in (
+    )
+    values = (
         (options.metrics_file, "--metrics-file"),
         (options.json_target, "--json"),
         (options.output, "--output"),
         *((rule, "--fail-on") for rule in options.fail_on),
-    ):
-        words += [name, str(value)] if value is not None else []
-    return (*words, options.script, *options.args)
+    )
+    return (*option_words(flags, values), options.script, *options.args)

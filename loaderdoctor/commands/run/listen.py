@@ -2,32 +2,134 @@
 
 Nothing that it does, and nothing that happens to it, changes the run. While it listens it imports
 neither what draws nor what analyses: it is to stay small for a week.
+
+As a program (`python -m`) it listens to a loop of a process that runs already, as a notebook does.
+Comes in, on stdin, as JSON: ListenOptions and a pid. Goes out, on stdout: where to call.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
+import stat
 import sys
 import time
 import traceback
+from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Final
+from pathlib import Path
+from typing import Final, TextIO
 
+import msgspec
+
+from loaderdoctor import format as fmt
 from loaderdoctor.alerts.alert import Alert
 from loaderdoctor.alerts.job import Job
-from loaderdoctor.commands.run.rows import openmetrics, run_row
-from loaderdoctor.commands.run.run_files import Loop, Recorded, RunFiles
-from loaderdoctor.commands.run.start import ListenOptions, unjudged
-from loaderdoctor.commands.run.teller import Teller, Tuned
+from loaderdoctor.commands.run.run_files import (
+    RECORDED,
+    Loop,
+    Recorded,
+    RunFiles,
+    openmetrics,
+    run_row,
+)
+from loaderdoctor.commands.run.start import ListenOptions, config_of, unjudged
+from loaderdoctor.instrument.command.launch_config import Target
 from loaderdoctor.instrument.command.listener import ConnectionListener
 from loaderdoctor.instrument.command.recorded_run import RecordedRun
 from loaderdoctor.instrument.system.look_around import LookAround
 from loaderdoctor.instrument.wire.protocol import Beat, Observed, WindowDone
 from loaderdoctor.instrument.wire.surroundings import Surroundings
+from loaderdoctor.instrument.wire.tuning import TuningRecord
 from loaderdoctor.report.files import RunFolder
 from loaderdoctor.report.run_model import Run
-from loaderdoctor.report.words.tuning import summary
+from loaderdoctor.report.words.tuning import began, changed, left_alone, summary
+
+EVERY_S: Final = 60.0
+CLEAR: Final = "\r\x1b[K"
+
+
+class Teller:
+    """Says on stderr what has changed: one line at a time, at most one a minute.
+
+    The script writes to the same terminal, progress bars above all, which redraw one line over and
+    over without ending it. So a line of ours first clears the one the cursor is in; the bar draws
+    itself again below it. In a file a line begins on its own.
+    """
+
+    def __init__(
+        self, stream: TextIO | None = None, *, say: Callable[[str], None] | None = None
+    ) -> None:
+        """`say`: whoever tells it instead."""
+        self._stream = stream or sys.stderr
+        self._say = say
+        self._waiting: deque[Alert] = deque(maxlen=32)
+        self._told_s = float("-inf")
+
+    def add(self, alert: Alert) -> None:
+        """To be told, in order."""
+        self._waiting.append(alert)
+
+    def tell(self, now_s: float) -> Alert | None:
+        """Tell the next one, if it is time; which that was."""
+        if not self._waiting or now_s - self._told_s < EVERY_S:
+            return None
+        self._told_s = now_s
+        alert = self._waiting.popleft()
+        self.say(alert.line)
+        return alert
+
+    def say(self, text: str) -> None:
+        """One line now."""
+        if self._say is not None:
+            self._say(text)
+            return
+        line = f"loaderdoctor: {fmt.plain(text)}\n"
+        with suppress(OSError, ValueError):  # nobody reads it any more
+            if self._stream.isatty():
+                line = CLEAR + line
+            elif _in_a_line(self._stream):
+                line = "\n" + line
+            self._stream.write(line)
+            self._stream.flush()
+
+
+def _in_a_line(stream: TextIO) -> bool:
+    """Whether a file ends within a line, as where a bar draws into it."""
+    try:
+        number = stream.fileno()
+        if not stat.S_ISREG(os.fstat(number).st_mode):
+            return False
+        with open(f"/proc/self/fd/{number}", "rb") as reader:  # noqa: PTH123 - opened again, to read
+            if not reader.seek(0, os.SEEK_END):
+                return False
+            reader.seek(-1, os.SEEK_END)
+            return reader.read(1) not in (b"\n", b"\r")
+    except (OSError, ValueError):
+        return False
+
+
+class Tuned:
+    """Give it what each beat brings."""
+
+    def __init__(self) -> None:
+        self.record: TuningRecord | None = None
+
+    def heard(self, record: TuningRecord, step: int) -> list[Alert]:
+        """What is to be told of it."""
+        before, self.record = self.record, record
+        if record.not_tuned is not None:
+            text = left_alone(record) if before is None else None
+        elif before is None or before.chosen != record.chosen:
+            text = began(record) if before is None and record.chosen is None else changed(record)
+        else:
+            text = None
+        if text is None:
+            return []
+        return [Alert(kind="tuned", at_s=time.time(), step=step, text=text)]
+
 
 HEAR_S: Final = 0.5
 LOOK_S: Final = 1.5  # eleven of them name a leak within half a minute
@@ -93,7 +195,7 @@ class _Listening:
         if self._tuned.record is not None and self._tuned.record.not_tuned is None:
             self._teller.say(summary(self._tuned.record))
         # Imported only now: it is most of this program.
-        from loaderdoctor.commands.run.report import report_run
+        from loaderdoctor.commands.report import report_run
 
         return report_run(self._options, self._run, row)
 
@@ -198,3 +300,31 @@ class _Listening:
         if self._look is not None and self._look.run_bytes is not None:
             curves["run/memory_bytes"] = float(self._look.run_bytes)
         self._files.scalars(curves, step=row.n_steps, at_s=time.time())
+
+
+class Apart(msgspec.Struct, frozen=True, kw_only=True):
+    """What it is told as a program."""
+
+    options: ListenOptions
+    pid: int
+
+
+def main() -> None:
+    """Listen until the loop is over."""
+    text = sys.stdin.buffer.read()
+    told = msgspec.json.decode(text, type=Apart, dec_hook=lambda kind, value: kind(value))  # paths
+    options = told.options
+    listener = ConnectionListener()
+    recorded = Path(options.folder) / RECORDED
+    target = Target(script=options.label)
+    launch_config = config_of(
+        target, listener, recorded, str(options.sums), group=False, profile=False
+    )
+    sys.stdout.buffer.write(msgspec.json.encode(launch_config))
+    sys.stdout.flush()
+    os.dup2(2, 1)  # whoever reads it there waits for its end
+    listen(options, listener, told.pid)
+
+
+if __name__ == "__main__":
+    main()

@@ -167,7 +167,7 @@ class monitor:  # noqa: N801 - a context manager, called like a function
         self, folder: RunFolder, label: str, began_s: float
     ) -> tuple[LaunchConfig, Channel] | None:
         """Start the process that listens; None where it can't be had, which is said."""
-        from loaderdoctor.commands.run.apart import Apart
+        from loaderdoctor.commands.run.listen import Apart
         from loaderdoctor.commands.run.start import ListenOptions
 
         sums = Path(tempfile.mkdtemp(prefix="loaderdoctor-"))
@@ -187,7 +187,7 @@ class monitor:  # noqa: N801 - a context manager, called like a function
             ),
         )
         listener = self._listener = subprocess.Popen(
-            [sys.executable, "-m", "loaderdoctor.commands.run.apart"],
+            [sys.executable, "-m", "loaderdoctor.commands.run.listen"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": _path_with(package_root())},

@@ -20,7 +20,7 @@ from rich.console import Console
 from loaderdoctor.attribution.cpu import machine_notes
 from loaderdoctor.attribution.verdict import judge_run
 from loaderdoctor.commands.output import STDOUT, check_json_target, console_stream, deliver
-from loaderdoctor.commands.sweep.measure import Asked, Before, measure
+from loaderdoctor.commands.sweep.measure import SCRIPT_OUTPUT, Asked, Before, measure
 from loaderdoctor.commands.sweep.plan import SweepOptions, Target, preset_of, resolve
 from loaderdoctor.errors import RunError
 from loaderdoctor.facts.whole import Facts
@@ -51,7 +51,6 @@ from loaderdoctor.tryout.trials import Progress
 
 # The report on disk is renewed at most this often while the sweep runs.
 PARTIAL_EVERY_S = 5.0
-SCRIPT_OUTPUT = "script.txt"  # in the run folder
 RAW_TRACES = ".traces-"
 
 NOT_VALID = (
@@ -142,8 +141,7 @@ def _sweep_into(run: Run, began: float) -> int:
             live.say("reading the traces")
             evidence.conclude(folder, trace_dir / "workers")
             report = report_of(evidence, run)
-            # Imported only now, as in `output.write_run`: the script would have to wait for it.
-            from loaderdoctor.commands.page_extras import extras_of_sweep
+            from loaderdoctor.commands.run_folder import extras_of_sweep
 
             extras = extras_of_sweep(report, evidence)
         text = console_text(report, folder=folder.path)

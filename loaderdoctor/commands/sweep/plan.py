@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from loaderdoctor.commands.launch import target_of
 from loaderdoctor.errors import UsageError
 from loaderdoctor.instrument.command.launch_config import Target as Script
 from loaderdoctor.instrument.wire.protocol import Observed, ProfilerSchedule
@@ -144,10 +145,7 @@ def resolve(options: SweepOptions) -> Target:
     if not options.target:
         raise UsageError("nothing to sweep: give --recipe NAME or SCRIPT [ARGS].")
     name, *args = options.target
-    if options.as_module:
-        script = Script(module=name, args=tuple(args))
-    else:
-        script = Script(script=name, args=tuple(args))
+    script = target_of(name, args, as_module=options.as_module)
     script.check("sweep")
     return Target(name=script.label, script=script, axes=tuple(AXES_BY_NAME))
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from loaderdoctor.commands.diagnose.launch import Launch
+from loaderdoctor.commands.launch import Launch
 from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.command.launch_config import LaunchOptions, Target
 from loaderdoctor.instrument.command.rank_group import RankGroup

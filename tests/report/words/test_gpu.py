@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pytest
 
-from loaderdoctor.commands.analyze.command import AnalyzeOptions, analyze
+from loaderdoctor.commands.analyze import AnalyzeOptions, analyze
 from loaderdoctor.facts.trace import BusyFacts
 from loaderdoctor.report.build import gpu_of
 from loaderdoctor.report.console.page import console_text

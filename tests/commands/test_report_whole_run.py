@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from loaderdoctor.commands.output import share_of
-from loaderdoctor.commands.run.report import with_whole_run
+from loaderdoctor.commands.report import with_whole_run
 from loaderdoctor.instrument.wire.tuning import TriedRecord, TuningRecord
 from loaderdoctor.report.console.page import console_text
 from loaderdoctor.report.html.page import html

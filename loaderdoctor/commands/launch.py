@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,6 +70,23 @@ class Launch:
             return ScriptRun(target, run_dir, options, takes_lone=True)
         host = None if rendezvous.same_machine() else os.environ["MASTER_ADDR"]
         return RankGroup(target, run_dir, options, _start_first_rank, host)
+
+
+def target_of(script: str, args: Sequence[str], *, as_module: bool) -> Target:
+    """What the command line names: a script, or with -m a module."""
+    if as_module:
+        return Target(module=script, args=tuple(args))
+    return Target(script=script, args=tuple(args))
+
+
+def option_words(
+    flags: Iterable[tuple[bool, str]], values: Iterable[tuple[object, str]]
+) -> list[str]:
+    """Options as the command line takes them: flags that are set, and values that are given."""
+    words = [name for is_set, name in flags if is_set]
+    for value, name in values:
+        words += [name, str(value)] if value is not None else []
+    return words
 
 
 def several_machines(torchrun: Sequence[str]) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from loaderdoctor.commands.analyze.trace_readers import LEAST_BYTES, memory_limit
+from loaderdoctor.commands.job_traces import LEAST_BYTES, memory_limit
 from loaderdoctor.errors import UsageError
 from loaderdoctor.report.files import read_report
 
@@ -81,7 +81,7 @@ def test_what_is_no_size_is_refused(text: str) -> None:
 
 
 def test_the_default_is_half_of_what_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
-    where = "loaderdoctor.commands.analyze.trace_readers.memory_available_bytes"
+    where = "loaderdoctor.commands.job_traces.memory_available_bytes"
     for available, limit in ((64 << 30, 32 << 30), (1 << 20, LEAST_BYTES), (None, LEAST_BYTES)):
         monkeypatch.setattr(where, lambda n=available: n)
         assert memory_limit(None) == limit
@@ -195,7 +195,7 @@ def test_a_limit_of_the_kernel_ends_in_the_same_line(tmp_path: Path) -> None:
     code = (
         "import sys, numpy as np\n"
         "from pathlib import Path\n"
-        "from loaderdoctor.commands.analyze.trace_readers import SLACK_BYTES, enforced\n"
+        "from loaderdoctor.commands.job_traces import SLACK_BYTES, enforced\n"
         "from loaderdoctor.errors import UsageError\n"
         "try:\n"
         "    with enforced(200_000_000, (Path('run.json'),)):\n"

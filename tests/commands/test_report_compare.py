@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from loaderdoctor.commands.compare import CompareOptions
-from loaderdoctor.commands.compare import compare as command
+from loaderdoctor.commands.report import CompareOptions
+from loaderdoctor.commands.report import compare as command
 from loaderdoctor.errors import UsageError
 from loaderdoctor.report import model
 from loaderdoctor.report.comparison import compare, render_comparison, sentence

@@ -14,15 +14,10 @@ from typing import Any
 
 import pytest
 
-from loaderdoctor.commands.analyze.job_traces import (
-    numbers_in_names,
-    ranks_in_names,
-    read_job,
-    traces_in,
-)
+from loaderdoctor.commands.job_traces import numbers_in_names, ranks_in_names, read_job, traces_in
 from loaderdoctor.errors import TraceError, UsageError
 
-TRACES = Path(__file__).parents[3] / "traces"
+TRACES = Path(__file__).parents[2] / "traces"
 STEP_US = 12_000.0
 
 

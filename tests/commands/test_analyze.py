@@ -11,14 +11,14 @@ import msgspec
 import pytest
 
 from loaderdoctor.attribution.trace_facts import attribute, facts_of
-from loaderdoctor.commands.analyze.command import report_of_facts, run_of
+from loaderdoctor.commands.analyze import report_of_facts, run_of
 from loaderdoctor.report.files import encode_report
 from loaderdoctor.report.model import Finding, Report, Trial
 from loaderdoctor.settings import Settings
 from loaderdoctor.trace.read import read_trace
 from tests.report import samples
 
-TRACE = Path(__file__).parents[3] / "traces" / "sync_loader_decode.pt.trace.json.gz"
+TRACE = Path(__file__).parents[2] / "traces" / "sync_loader_decode.pt.trace.json.gz"
 PLACES = ("perfetto/baseline.json.gz", "tensorboard/baseline/host.1.pt.trace.json.gz")
 
 

@@ -13,7 +13,7 @@ import click
 import pytest
 
 from loaderdoctor.cli import cli
-from loaderdoctor.commands.help import EXAMPLES, completion_line
+from loaderdoctor.commands.options import EXAMPLES, completion_line
 
 
 def shown(name: str) -> str:

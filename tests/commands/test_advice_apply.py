@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from loaderdoctor.commands.apply import ApplyOptions, apply, replace_file
+from loaderdoctor.commands.advice import ApplyOptions, apply, replace_file
 from loaderdoctor.errors import UsageError
 from loaderdoctor.proving.advised import advised, words_of
 from loaderdoctor.proving.journal import JOURNAL, standing

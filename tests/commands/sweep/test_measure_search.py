@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from loaderdoctor.commands.sweep.measure import found_before
 from loaderdoctor.commands.sweep.plan import SweepOptions, Target, searches, trials
-from loaderdoctor.commands.sweep.search import found_before
 from loaderdoctor.errors import UsageError
 from loaderdoctor.instrument.command.launch_config import Target as Script
 from loaderdoctor.settings import Settings

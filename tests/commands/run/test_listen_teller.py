@@ -6,7 +6,7 @@ import io
 from pathlib import Path
 
 from loaderdoctor.alerts.alert import Alert
-from loaderdoctor.commands.run.teller import CLEAR, Teller
+from loaderdoctor.commands.run.listen import CLEAR, Teller
 
 
 class Terminal(io.StringIO):

@@ -85,7 +85,7 @@ def test_a_server_that_would_listen_everywhere_is_kept_to_this_machine(
         pytest.skip("no IPv6 here")
     (tmp_path / "wide_open.py").write_text(OPEN_TO_ALL.format(family=family, host=host))
     (tmp_path / "page.txt").write_text("hello")
-    command = [sys.executable, "-m", "loaderdoctor.commands.loopback", "wide_open"]
+    command = [sys.executable, "-m", "loaderdoctor.commands.view", "wide_open"]
     with started(command, tmp_path, "serving") as process:
         ((address, port),) = listening(process)
         assert address == here

@@ -1,7 +1,8 @@
-"""Who reads the traces of a job: the cores of this machine, or a Ray cluster.
+"""The traces of a job: which files, which rank each one is, and who reads them within what memory.
 
-Both give each trace's summary as it comes. A trace is reduced where it is read, so a reader's
-memory does not grow with their number, and the command never holds one.
+Readers are the cores of this machine, or a Ray cluster. Both give each trace's summary as it comes.
+A trace is reduced where it is read, so a reader's memory does not grow with their number, and the
+command never holds one.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import multiprocessing
 import re
 import socket
 import sys
-import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -20,20 +21,18 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from rich.console import Console
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from loaderdoctor import format as fmt
 from loaderdoctor.attribution.ranks import RankTrace, rank_trace
 from loaderdoctor.attribution.trace_facts import attribute
 from loaderdoctor.cluster.nodes import RefusedError
 from loaderdoctor.cluster.ray_cluster import RayCluster
-from loaderdoctor.errors import LoaderdoctorError, RunError, UsageError
+from loaderdoctor.errors import LoaderdoctorError, RunError, TraceError, UsageError
 from loaderdoctor.instrument.system.machine import memory_available_bytes, usable_cpus
 from loaderdoctor.trace.read import read_trace, with_events
 
+SUFFIXES = (".json", ".json.gz")
+_RANK_IN_NAME = re.compile(r"(?:^|[^a-z])rank[-_.]?(\d+)", re.IGNORECASE)
 EngineName = Literal["local", "ray"]
 
 # Below this another process takes longer to start (0.4 s) than the traces take to read.
@@ -48,6 +47,12 @@ MEMORY_AT_LEAST = 200 << 20
 
 # Of a trace that takes more only the first part is kept: 3.7 million spans, of 1.3 GB of text.
 KEPT_BYTES = 2_000_000_000
+# By default half of what is available now, so that whoever works on the machine goes on.
+DEFAULT_SHARE = 0.5
+LEAST_BYTES = 1 << 30
+# What counting does not see: threads' stacks, the allocator's slack, libraries loaded on the way.
+SLACK_BYTES = 512 << 20
+_SIZE = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(i?)B?\s*$", re.IGNORECASE)
 
 
 class TraceReader(Protocol):
@@ -83,9 +88,6 @@ def bytes_to_read(path: Path) -> float:
     """Memory that reading this trace may take; 0 where the file can't be seen."""
     size = path.stat().st_size if path.is_file() else 0
     return size * (MEMORY_PER_GZIP_BYTE if path.name.endswith(".gz") else MEMORY_PER_BYTE)
-
-
-# ---------------------------------------------------------------- this machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +136,6 @@ def _n_processes(paths: Sequence[Path], max_memory_bytes: int | None = None) -> 
     return max(1, min(len(paths), int(usable_cpus()), room))
 
 
-# ---------------------------------------------------------------- a cluster
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayReader:
     """Reads on a Ray cluster: a CPU for each trace, memory permitting.
@@ -181,14 +180,128 @@ def summary_on_node(
     return replace(found, source=written)
 
 
-# `--max-memory`: how much a command that reads others' traces may take, counted and enforced.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """Ranks read, in order of rank, and what the report must say about the rest."""
 
-# By default half of what is available now, so that whoever works on the machine goes on.
-DEFAULT_SHARE = 0.5
-LEAST_BYTES = 1 << 30
-# What counting does not see: threads' stacks, the allocator's slack, libraries loaded on the way.
-SLACK_BYTES = 512 << 20
-_SIZE = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(i?)B?\s*$", re.IGNORECASE)
+    traces: tuple[RankTrace, ...]
+    ranks: tuple[int, ...]
+    problems: tuple[str, ...]
+    numbered: bool  # whether the traces or their names say that they are ranks
+
+
+def traces_in(folder: Path) -> tuple[Path, ...]:
+    """The trace files of a folder, by name; of a run folder of ours its full traces.
+
+    Raises UsageError where there are none.
+    """
+    if (folder / "report.json").is_file() and (folder / "perfetto").is_dir():
+        folder = folder / "perfetto"
+    found = _files(folder.iterdir()) or _files(folder.rglob("*"))
+    if not found:
+        raise UsageError(f"{folder}: holds no trace ({' or '.join(SUFFIXES)}).")
+    return found
+
+
+def read_job(paths: Sequence[Path], reader: TraceReader = LocalReader()) -> Job:
+    """Read every trace; one that can't be read is a problem told, not an end.
+
+    Raises TraceError where none can be read.
+    """
+    found = dict(_summaries(paths, reader))
+    traces = {path: found[path] for path in paths}
+    problems = [one for one in traces.values() if isinstance(one, str)]
+    read = [one for one in traces.values() if isinstance(one, RankTrace)]
+    if not read:
+        raise TraceError(problems[0])
+    kept, ranks, numbered, more = _number(read)
+    order = sorted(range(len(kept)), key=lambda i: ranks[i])
+    return Job(
+        traces=tuple(kept[i] for i in order),
+        ranks=tuple(ranks[i] for i in order),
+        problems=(*problems, *more),
+        numbered=numbered,
+    )
+
+
+def _summaries(
+    paths: Sequence[Path], reader: TraceReader
+) -> Iterator[tuple[Path, RankTrace | str]]:
+    with _progress() as bar:
+        task = bar.add_task("Reading traces", total=len(paths))
+        for path, found in reader.read(paths):
+            yield path, found
+            bar.advance(task)
+
+
+def _progress() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=Console(file=sys.stderr, markup=False),
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    )
+
+
+def _number(read: list[RankTrace]) -> tuple[list[RankTrace], list[int], bool, list[str]]:
+    """The traces kept, their ranks, whether anything but their order tells these, and problems."""
+    stated = [trace.rank for trace in read]
+    known = [rank for rank in stated if rank is not None]
+    if len(known) == len(read) and len(set(known)) == len(read):
+        return read, known, True, []
+    names = [Path(trace.source).name for trace in read]
+    if (named := ranks_in_names(names)) is not None:
+        return read, named, True, []
+    if len(known) == len(read) and len(set(known)) > 1:
+        return _latest_of_each(read, known)
+    said = []
+    if (counted := numbers_in_names(names)) is not None:
+        return read, counted, False, []
+    if len(read) > 1:
+        said = [
+            "Neither the traces nor their names tell the ranks apart: they are numbered by name."
+        ]
+    return read, list(range(len(read))), False, said
+
+
+def ranks_in_names(names: Sequence[str]) -> list[int] | None:
+    """Ranks from file names like `trace_rank3.json.gz`; None where not each has its own."""
+    marked = [_RANK_IN_NAME.search(name) for name in names]
+    ranks = [int(match[1]) for match in marked if match is not None]
+    return ranks if len(set(ranks)) == len(names) else None
+
+
+def numbers_in_names(names: Sequence[str]) -> list[int] | None:
+    """Numbers in the names that count the files, as in `worker3.pt.trace.json`; None without."""
+    numbers = [[int(n) for n in re.findall(r"\d{1,9}", name)] for name in names]
+    for place in range(min(map(len, numbers), default=0)):
+        ranks = [found[place] for found in numbers]
+        # Process ids and times differ too; ranks are small.
+        if len(ranks) > 1 and len(set(ranks)) == len(ranks) and max(ranks) <= 2 * len(ranks):
+            return ranks
+    return None
+
+
+def _latest_of_each(
+    read: list[RankTrace], ranks: list[int]
+) -> tuple[list[RankTrace], list[int], bool, list[str]]:
+    """Of several captures of a rank the last: they are of different times."""
+    latest: dict[int, RankTrace] = {}
+    for trace, rank in zip(read, ranks, strict=True):
+        if rank not in latest or trace.start_ns > latest[rank].start_ns:
+            latest[rank] = trace
+    most = max(Counter(ranks).values())
+    text = f"Up to {most} captures of a rank were found; the last one of each is reported."
+    return list(latest.values()), list(latest), True, [text]
+
+
+def _files(entries: Iterator[Path]) -> tuple[Path, ...]:
+    return tuple(
+        sorted(p for p in entries if p.name.endswith(SUFFIXES) and p.is_file() and p.name[0] != ".")
+    )
 
 
 def memory_limit(text: str | None) -> int:
@@ -248,50 +361,3 @@ def _data_bytes() -> int:
     if found is None:
         raise OSError("VmData is not told")
     return int(found[1]) * 1024
-
-
-# How far the reading or writing of one large trace has come, on stderr where that is a terminal.
-#
-# Drawn by the work itself, not by a thread: next to threads a trace is not read in parts.
-
-# Nothing is drawn for what is over by then; after it, a few times a second.
-_SILENT_S = 1.0
-_EVERY_S = 0.2
-_BAR_WIDTH = 30
-
-Told = Callable[[float], None]
-
-
-@contextmanager
-def progress(
-    what: str, *, console: Console | None = None, clock: Callable[[], float] = time.monotonic
-) -> Iterator[Told | None]:
-    """Gives what is to be told the share done so far (0…1); None where nobody looks."""
-    shown = console or Console(file=sys.stderr, markup=False)
-    if not shown.is_terminal:
-        yield None
-        return
-    live = Live(console=shown, transient=True, auto_refresh=False)
-    began_s = drawn_s = clock()
-
-    def told(share: float) -> None:
-        nonlocal drawn_s
-        now_s = clock()
-        if now_s - began_s < _SILENT_S or now_s - drawn_s < _EVERY_S:
-            return
-        drawn_s = now_s
-        live.start()
-        row = Table.grid(padding=(0, 2))
-        row.add_column(no_wrap=True, overflow="ellipsis")
-        row.add_column()
-        row.add_column(no_wrap=True)
-        left_s = (now_s - began_s) * (1.0 - share) / share if share > 0 else None
-        left = fmt.time_left(left_s) if left_s is not None else ""
-        bar = ProgressBar(total=1.0, completed=share, width=_BAR_WIDTH)
-        row.add_row(fmt.plain(what), bar, Text(left, style="dim"))
-        live.update(row, refresh=True)
-
-    try:
-        yield told
-    finally:
-        live.stop()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from loaderdoctor.report.traces.event_file import EventFile
+from loaderdoctor.commands.run.run_files import EventFile
 
 
 def test_tensorboard_reads_every_scalar(tmp_path: Path) -> None:

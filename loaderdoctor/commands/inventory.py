@@ -1,4 +1,4 @@
-"""`loaderdoctor env`: what this machine offers a training run, and which torch would use it."""
+"""`loaderdoctor env` and `recipes`: what this machine offers, and the reference loops for it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from dataclasses import dataclass
 import msgspec
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from loaderdoctor import __version__
 from loaderdoctor.attribution.cpu import BUSY_SHARE, cpu_facts
 from loaderdoctor.instrument.system.cpu_use import CpuMeter
 from loaderdoctor.instrument.system.machine import Machine, look, usable_cpus
 from loaderdoctor.instrument.wire.protocol import WindowDone
+from loaderdoctor.recipes import Recipe, all_recipes
 
 # Importing torch from a cold disk takes up to half a minute.
 TORCH_TIMEOUT_S = 90.0
@@ -194,3 +196,33 @@ def _gpus(machine: Machine) -> str:
 
 def _gib(n_bytes: int) -> str:
     return f"{n_bytes / 2**30:.1f} GiB"
+
+
+def recipes(console: Console | None = None) -> int:
+    """List every recipe with what it needs. Returns the exit code."""
+    console = console or Console(markup=False)
+    found = all_recipes()
+    table = Table(box=None, pad_edge=False, show_edge=False, header_style="bold")
+    table.add_column("recipe", no_wrap=True)
+    table.add_column("runs here", no_wrap=True)
+    table.add_column("what it is")
+    for recipe in found:
+        table.add_row(recipe.name, _ready(recipe), _about(recipe))
+    console.print(table)
+    console.print(
+        Text(
+            "\nloaderdoctor sweep --recipe NAME   tries every combination of loader settings\n"
+            "loaderdoctor sweep --recipe FOLDER runs your own (docs/recipes.md)"
+        )
+    )
+    return 0
+
+
+def _ready(recipe: Recipe) -> Text:
+    if not recipe.missing:
+        return Text("yes", style="green")
+    return Text(f"needs {', '.join(recipe.missing)}", style="yellow")
+
+
+def _about(recipe: Recipe) -> Text:
+    return Text.assemble(recipe.summary, "\n", (str(recipe.script), "dim"))

@@ -15,7 +15,7 @@ import pyte
 import pytest
 from rich.console import Console
 
-from loaderdoctor.commands.diagnose.progress import Stages
+from loaderdoctor.commands.output import Stages
 from tests.commands.reading import read_to_end
 
 LONG = "loaderdoctor: this text is of more words than fit one line, " + "and more " * 8 + "\n"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
@@ -14,20 +14,22 @@ from loaderdoctor.attribution.cpu import shared_gpu_note
 from loaderdoctor.attribution.ranks import compare, slowest, without_peer_wait
 from loaderdoctor.attribution.trace_facts import Attributed, attribute, facts_of
 from loaderdoctor.attribution.verdict import judge_trace
-from loaderdoctor.commands.analyze.job_traces import Job, read_job, traces_in
-from loaderdoctor.commands.analyze.trace_readers import (
+from loaderdoctor.commands.job_traces import (
     KEPT_BYTES,
     EngineName,
+    Job,
     enforced,
     memory_limit,
-    progress,
+    read_job,
     trace_reader,
+    traces_in,
 )
 from loaderdoctor.commands.output import (
     ShareRule,
     check_json_target,
     deliver,
     exit_code,
+    progress,
     share_rules,
 )
 from loaderdoctor.errors import UsageError
@@ -127,15 +129,24 @@ def report_of_facts(
 
     `loop_lines`: of the same loop, where its stack was sampled too. `command` asked for it.
     """
-    bound, severity = judge_trace(facts)
     of_trace = replace(facts_of_trace(facts), loop_lines=loop_lines, command=command)
-    findings = answered(find(of_trace), of_trace, elsewhere=elsewhere)
+    if facts.shared_gpu:
+        text = shared_gpu_note(facts)
+        warnings = (*warnings, ReportWarning(kind="shared-gpu", text=text))
+    return _report(target, of_trace, facts, elsewhere, RunNotes(warnings=warnings))
+
+
+def _report(
+    target: str, facts: Facts, trace: TraceFacts, elsewhere: Elsewhere | None, notes: RunNotes
+) -> Report:
+    bound, severity = judge_trace(trace)
+    findings = answered(find(facts), facts, elsewhere=elsewhere)
     return build_report(
-        of_trace,
+        facts,
         target=target,
         judged=Judged(bound=bound, severity=severity, findings=findings),
-        tried=Tried(recommendations=_advised(of_trace, findings, bound, elsewhere)),
-        notes=RunNotes(warnings=(*warnings, *_shared_gpu(facts))),
+        tried=Tried(recommendations=_advised(facts, findings, bound, elsewhere)),
+        notes=notes,
     )
 
 
@@ -163,30 +174,22 @@ def report_of_job(target: str, job: Job) -> tuple[Report, Path]:
     trace = job.traces[ranks.index(slow)]
     in_trace = without_peer_wait(trace.facts, slow.peer_wait_ms)
     facts = replace(facts_of_trace(in_trace), ranks=ranks)
-    bound, severity = judge_trace(in_trace)
     elsewhere, unread = run_of(Path(trace.source))
-    findings = answered(find(facts), facts, elsewhere=elsewhere)
-    report = build_report(
-        facts,
-        target=target,
-        judged=Judged(bound=bound, severity=severity, findings=findings),
-        tried=Tried(recommendations=_advised(facts, findings, bound, elsewhere)),
-        notes=RunNotes(
-            warnings=(*_job_warnings(job, all(r.peer_wait_ms is None for r in ranks)), *unread),
-            ranks=rank_rows(ranks, step_of(facts).definition),
-        ),
+    warnings = _job_warnings(job, all(r.peer_wait_ms is None for r in ranks))
+    notes = RunNotes(
+        warnings=(*warnings, *unread), ranks=rank_rows(ranks, step_of(facts).definition)
     )
-    return report, Path(trace.source)
+    return _report(target, facts, in_trace, elsewhere, notes), Path(trace.source)
 
 
 def _one(path: Path, options: AnalyzeOptions, rules: tuple[ShareRule, ...], memory: int) -> int:
     with progress(f"Reading {path.name}") as told:
         trace = read_trace(path, max_memory_bytes=memory, kept_bytes=KEPT_BYTES, on_share=told)
     attributed = attribute(with_events(trace))
-    left_out = (
-        *_later(trace.n_later_events),
-        *_malformed(attributed.trace.n_dropped_events),
-        *_merged(attributed.n_other_processes),
+    left_out = _left_out(
+        n_later=trace.n_later_events,
+        n_malformed=attributed.trace.n_dropped_events,
+        n_others=attributed.n_other_processes,
     )
     elsewhere, unread = run_of(path)
     report = report_of_facts(str(path), facts_of(attributed), (*left_out, *unread), elsewhere)
@@ -217,7 +220,7 @@ def _deliver(
     folder = None
     if attributed is not None and (options.output is not None or options.tensorboard is not None):
         # Half of the time to start (tensorboard, jinja2, matplotlib), for what is seldom asked.
-        from loaderdoctor.commands.analyze.files import write_files
+        from loaderdoctor.commands.run_folder import write_files
 
         folder = write_files(
             path,
@@ -231,45 +234,35 @@ def _deliver(
     return exit_code(report, rules)
 
 
-def _malformed(n_events: int) -> tuple[ReportWarning, ...]:
-    if not n_events:
-        return ()
-    text = f"{n_events} malformed events of the trace were left out."
-    return (ReportWarning(kind="malformed-events", text=text),)
-
-
-def _later(n_events: int) -> tuple[ReportWarning, ...]:
-    if not n_events:
-        return ()
-    text = (
-        f"The trace is large: the report is of its first part in time. {n_events:,} events that "
-        f"begin later were left out, so that it takes no more than {KEPT_BYTES / 1e9:.0f} GB of "
-        "memory."
-    )
-    return (ReportWarning(kind="part-of-trace", text=text),)
-
-
-def _shared_gpu(facts: TraceFacts) -> tuple[ReportWarning, ...]:
-    if not facts.shared_gpu:
-        return ()
-    return (ReportWarning(kind="shared-gpu", text=shared_gpu_note(facts)),)
-
-
-def _merged(n_others: int) -> tuple[ReportWarning, ...]:
-    if not n_others:
-        return ()
-    text = (
-        f"Traces of {n_others + 1} training processes were merged into this file; the report is "
-        "about one of them, as far as they can be told apart. Analyze the folder of the traces "
-        "they were merged from."
-    )
-    return (ReportWarning(kind="processes-left-out", text=text),)
+def _left_out(*, n_later: int, n_malformed: int, n_others: int) -> Iterator[ReportWarning]:
+    """What the report leaves out: later events, malformed ones, and other training processes."""
+    if n_later:
+        text = (
+            f"The trace is large: the report is of its first part in time. {n_later:,} events that "
+            f"begin later were left out, so that it takes no more than {KEPT_BYTES / 1e9:.0f} GB "
+            "of memory."
+        )
+        yield ReportWarning(kind="part-of-trace", text=text)
+    if n_malformed:
+        text = f"{n_malformed} malformed events of the trace were left out."
+        yield ReportWarning(kind="malformed-events", text=text)
+    if n_others:
+        text = (
+            f"Traces of {n_others + 1} training processes were merged into this file; the report "
+            "is about one of them, as far as they can be told apart. Analyze the folder of the "
+            "traces they were merged from."
+        )
+        yield ReportWarning(kind="processes-left-out", text=text)
 
 
 def _job_warnings(job: Job, unmatched: bool) -> tuple[ReportWarning, ...]:
-    said = [*_later(max((trace.n_later_events for trace in job.traces), default=0))]
-    said += [*_malformed(sum(trace.n_malformed for trace in job.traces))]
-    said += _merged(max((trace.n_other_processes for trace in job.traces), default=0))
+    said = [
+        *_left_out(
+            n_later=max((trace.n_later_events for trace in job.traces), default=0),
+            n_malformed=sum(trace.n_malformed for trace in job.traces),
+            n_others=max((trace.n_other_processes for trace in job.traces), default=0),
+        )
+    ]
     said += [ReportWarning(kind="rank-not-read", text=text) for text in job.problems]
     n_ranks = max((trace.n_ranks or 0 for trace in job.traces), default=0)
     if n_ranks > len(job.traces):
@@ -285,8 +278,6 @@ def _job_warnings(job: Job, unmatched: bool) -> tuple[ReportWarning, ...]:
         said.append(ReportWarning(kind="ranks-not-matched", text=text))
     return tuple(said)
 
-
-# The run of ours that an analysed trace lies in, and what that run tried.
 
 # Reports of large sweeps take a few MB; what is larger is none of ours.
 MAX_REPORT_BYTES: Final = 64_000_000

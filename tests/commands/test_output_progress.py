@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from loaderdoctor.commands.analyze.trace_readers import progress
+from loaderdoctor.commands.output import progress
 from loaderdoctor.report.files import RunFolder
 from loaderdoctor.report.traces.captures import write_capture
 from loaderdoctor.trace.read import read_trace

@@ -14,25 +14,33 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from loaderdoctor.commands.diagnose.launch import (
+from msgspec import structs
+
+from loaderdoctor import format as fmt
+from loaderdoctor.attribution.loop_stacks import loop_line_facts
+from loaderdoctor.attribution.trace_facts import Attributed, attribute, facts_of
+from loaderdoctor.commands.analyze import report_of_facts
+from loaderdoctor.commands.launch import (
     Launch,
     follow,
     launch_everywhere,
+    option_words,
     several_machines,
+    target_of,
 )
-from loaderdoctor.commands.diagnose.progress import Stages
 from loaderdoctor.commands.output import (
     STDOUT,
     ShareRule,
+    Stages,
     check_json_target,
     deliver,
     exit_code,
     share_rules,
-    write_run,
 )
 from loaderdoctor.diagnosis.gather import NAME as SNAPSHOT
 from loaderdoctor.diagnosis.run import Diagnosis, DiagnosisOptions
 from loaderdoctor.errors import RunError
+from loaderdoctor.instrument.command.endings import built_only
 from loaderdoctor.instrument.command.launch_config import LaunchOptions, Target
 from loaderdoctor.instrument.command.launched_run import TrainingBeganError
 from loaderdoctor.instrument.command.repeated_run import RepeatedRun
@@ -45,7 +53,8 @@ from loaderdoctor.instrument.wire.protocol import (
     Progress,
 )
 from loaderdoctor.report.files import RunFolder
-from loaderdoctor.report.model import Report
+from loaderdoctor.report.model import Report, ReportWarning
+from loaderdoctor.trace.read import read_trace
 
 # How long a script may take to its first warm steps: imports, data preparation, compilation.
 START_TIMEOUT_S = 1800.0
@@ -85,11 +94,7 @@ def diagnose(options: DiagnoseOptions) -> int:
     """Run, measure, report. Returns the exit code; raises LoaderdoctorError."""
     rules = share_rules(options.fail_on)
     check_json_target(options.json_target)
-    target = Target(
-        script=None if options.as_module else options.script,
-        module=options.script if options.as_module else None,
-        args=options.args,
-    )
+    target = target_of(options.script, options.args, as_module=options.as_module)
     target.check()
     if several_machines(options.torchrun):
         return launch_everywhere(options.torchrun, _words(options))
@@ -151,6 +156,8 @@ def _diagnose(call: _Call) -> int:
                     return run.ended_code
                 raise
             run.diagnosis.problems.append(str(error))
+        from loaderdoctor.commands.run_folder import write_run
+
         # Some seconds, and then there is a whole report of what was measured.
         with held() as came:
             run.stages("reading the trace, writing the report", run.diagnosis.report_s)
@@ -170,15 +177,12 @@ def _diagnose(call: _Call) -> int:
 
 def _without_dataloader(call: _Call, run: _Run, seen: NoDataLoader) -> int:
     """The script trains without a DataLoader: what its profiled steps tell."""
-    # Imported only now: most scripts have a loader, and theirs shall start at once.
-    from loaderdoctor.commands.diagnose.no_dataloader import (
-        report_without_dataloader,
-        write_without_dataloader,
-    )
+    from loaderdoctor.commands.run_folder import write_into
 
     run.stages("reading the trace, writing the report")
+    assert seen.trace_path is not None
     report, attributed = report_without_dataloader(seen, call.target.label)
-    write_without_dataloader(call.folder, seen, report, attributed, at=call.began)
+    write_into(call.folder, Path(seen.trace_path), attributed, report, at=call.began)
     call.show(report)
     return run.ended_code or exit_code(report, call.rules)
 
@@ -266,8 +270,7 @@ class _Run:
 def _words(options: DiagnoseOptions) -> tuple[str, ...]:
     """The options as the command line takes them, but for the launcher's."""
     profiler = options.profiler
-    words = ["--budget", str(options.budget_s), "--repeat", str(profiler.repeat)]
-    for flag, name in (
+    flags = (
         (options.as_module, "-m"),
         (options.no_ablation, "--no-ablation"),
         (options.no_verify, "--no-verify"),
@@ -276,9 +279,10 @@ def _words(options: DiagnoseOptions) -> tuple[str, ...]:
         (profiler.profile_memory, "--profile-memory"),
         (options.memory_history, "--memory-history"),
         (options.verbose, "--verbose"),
-    ):
-        words += [name] if flag else []
-    for value, name in (
+    )
+    values = (
+        (options.budget_s, "--budget"),
+        (profiler.repeat, "--repeat"),
         (profiler.wait, "--wait"),
         (profiler.warmup, "--warmup"),
         (profiler.active, "--active"),
@@ -286,10 +290,47 @@ def _words(options: DiagnoseOptions) -> tuple[str, ...]:
         (options.output, "--output"),
         (options.trial_limit_s, "--trial-limit"),
         *((rule, "--fail-on") for rule in options.fail_on),
-    ):
-        words += [name, str(value)] if value is not None else []
-    return (*words, options.script, *options.args)
+    )
+    return (*option_words(flags, values), options.script, *options.args)
 
 
 def _launch_options(options: DiagnoseOptions) -> LaunchOptions:
     return LaunchOptions(stdout="stderr" if options.json_target == STDOUT else "inherit")
+
+
+def report_without_dataloader(seen: NoDataLoader, target: str) -> tuple[Report, Attributed]:
+    """The report of the profiled steps, as `analyze` makes it of their trace.
+
+    The profiler can't tell the loop's own making of batches from its other work, so `input` is not
+    recorded; where the step goes otherwise, it can. Raises TraceError where they can't be read.
+    """
+    assert seen.trace_path is not None
+    attributed = attribute(read_trace(Path(seen.trace_path)))
+    steps = (
+        f"a step here is one backward pass at {seen.site}, since one step of the optimizer holds "
+        "too many of them to profile"
+        if seen.of_passes
+        else f"the steps are those of the optimizer at {seen.site}"
+    )
+    text = (
+        f"No torch DataLoader was iterated: {steps}, and the loop makes its batches itself. What "
+        "that costs is part of host (where it runs torch's operators on a CPU that also trains, of "
+        "compute), and no settings were tried: batches made in a torch DataLoader could be "
+        f"measured, prefetched and tuned.{built_only(seen)} Without the profiler, {seen.n_steps} "
+        f"of these steps took {fmt.step_ms(seen.step_ms)} each; everything else here is "
+        "from the profiled steps."
+    )
+    warnings = (ReportWarning(kind="no-loader", text=text),)
+    facts = facts_of(attributed)
+    lines = loop_line_facts(
+        [seen.stacks] if seen.stacks is not None else [], has_accelerator=facts.has_accelerator
+    )
+    report = report_of_facts(target, facts, warnings, loop_lines=lines, command="diagnose")
+    what = "backward pass at" if seen.of_passes else "step of"
+    step = structs.replace(report.step, definition=f"one {what} {seen.site}")
+    report = structs.replace(report, step=step)
+    if seen.reason is not None and report.verdict.bound == "unknown":
+        summary = f"No verdict: only {fmt.count(step.count, 'step')} could be profiled, since "
+        summary = f"{summary}{seen.reason}. Shorten the step (less data, a shorter sequence)."
+        report = structs.replace(report, verdict=structs.replace(report.verdict, summary=summary))
+    return report, attributed

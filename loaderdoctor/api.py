@@ -33,7 +33,7 @@ from loaderdoctor.instrument.command.launched_run import TrainingBeganError
 from loaderdoctor.instrument.entry.forks import disable_in_forks
 from loaderdoctor.instrument.session.hooks import Hooks
 from loaderdoctor.instrument.session.session import Session
-from loaderdoctor.instrument.system.call_sites import user_site
+from loaderdoctor.instrument.system.interpreter import user_site
 from loaderdoctor.instrument.wire.protocol import ProfilerSchedule
 from loaderdoctor.report.console.page import console_text
 from loaderdoctor.report.files import RunFolder

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from loaderdoctor import format as fmt
+from loaderdoctor.instrument.wire.beats import Surroundings
 from loaderdoctor.instrument.wire.protocol import Beat
-from loaderdoctor.instrument.wire.surroundings import Surroundings
 from loaderdoctor.units import NS_PER_MS
 
 Kind = Literal[

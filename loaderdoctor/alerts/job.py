@@ -12,10 +12,10 @@ from loaderdoctor import format as fmt
 from loaderdoctor.alerts.alert import Alert
 from loaderdoctor.alerts.watcher import RankWatcher
 from loaderdoctor.alerts.watches import Growth, GrowthWatch
+from loaderdoctor.instrument.wire.beats import Surroundings
 from loaderdoctor.instrument.wire.log_bins import LogBins
 from loaderdoctor.instrument.wire.protocol import Beat
 from loaderdoctor.instrument.wire.records import WallRecord
-from loaderdoctor.instrument.wire.surroundings import Surroundings
 from loaderdoctor.units import NS_PER_MS, NS_PER_S
 
 # A rank whose waits exceed its peers' by this much of the step, in so many beats in a row.

@@ -14,9 +14,8 @@ from loaderdoctor import format as fmt
 from loaderdoctor.alerts.alert import OTHER_CPUS, PRESSURE, TO_MOVE, Alert, Cause, Stretch, cause_of
 from loaderdoctor.alerts.change_points import Change, DriftWatch, Effect, LevelWatch
 from loaderdoctor.alerts.watches import PauseWatch, Recurrence, RecurrenceWatch, SeenStall
-from loaderdoctor.instrument.wire.beats import Block, Stall
+from loaderdoctor.instrument.wire.beats import Block, Stall, Surroundings
 from loaderdoctor.instrument.wire.protocol import Beat
-from loaderdoctor.instrument.wire.surroundings import Surroundings
 from loaderdoctor.units import NS_PER_MS, NS_PER_S
 
 # Less is a matter of taste on most machines: two runs of one loop differ by 3 to 5 %.

@@ -12,7 +12,7 @@ from loaderdoctor.facts.trace import TraceFacts
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.facts.workers import WorkerFacts
 from loaderdoctor.instrument.wire.protocol import WindowDone
-from loaderdoctor.instrument.wire.records import CpuRecord
+from loaderdoctor.instrument.wire.window_records import CpuRecord
 
 # A system that counts for less than this part of our own CPU time tells of something else than
 # what we run on (sandboxes that fake /proc/stat). It counts in ticks of 10 ms, by sampling, which

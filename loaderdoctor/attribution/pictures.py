@@ -12,7 +12,8 @@ from loaderdoctor.attribution.trace_facts import Attributed, facts_of
 from loaderdoctor.attribution.worker_batches import of_step, selections
 from loaderdoctor.facts.pictures import BatchCopy, SampleTimes, Tracks, WaitSeries
 from loaderdoctor.instrument.wire.protocol import Observed, WindowDone
-from loaderdoctor.instrument.wire.records import FetchRecord, LoaderRecord
+from loaderdoctor.instrument.wire.records import LoaderRecord
+from loaderdoctor.instrument.wire.window_records import FetchRecord
 from loaderdoctor.instrument.wire.worker_log import WorkerLog
 from loaderdoctor.intervals import Intervals
 from loaderdoctor.trace.columns import ABSENT, Category

@@ -16,7 +16,8 @@ from loaderdoctor.attribution.cpu import cpu_facts
 from loaderdoctor.estimate import Noise, Sample, t95
 from loaderdoctor.facts.loop import UNLIKE_SHARE, CollectionFacts, CompileFacts, StepFacts
 from loaderdoctor.instrument.wire.protocol import Observed, WindowDone
-from loaderdoctor.instrument.wire.records import BoundaryRecord, CollectionRecord
+from loaderdoctor.instrument.wire.records import BoundaryRecord
+from loaderdoctor.instrument.wire.window_records import CollectionRecord
 from loaderdoctor.units import NS_PER_MS
 
 # Of a window, its steps; the rest was between them. Window means are good to about 2 %.

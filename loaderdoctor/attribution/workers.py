@@ -22,7 +22,8 @@ from loaderdoctor.attribution.worker_batches import (
 from loaderdoctor.facts.workers import LineHotspot, ReadFacts, WorkerFacts
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.instrument.wire.record_file import Outcome
-from loaderdoctor.instrument.wire.records import FetchRecord, LoaderRecord
+from loaderdoctor.instrument.wire.records import LoaderRecord
+from loaderdoctor.instrument.wire.window_records import FetchRecord
 from loaderdoctor.instrument.wire.worker_log import WorkerLog, rows_of
 from loaderdoctor.intervals import Intervals
 from loaderdoctor.units import NS_PER_MS

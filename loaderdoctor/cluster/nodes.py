@@ -17,8 +17,7 @@ from pathlib import Path
 import psutil
 
 from loaderdoctor import __version__
-from loaderdoctor.instrument.system.cgroups import ROOT, memory_limit
-from loaderdoctor.instrument.system.machine import gpus, usable_cpus
+from loaderdoctor.instrument.system.machine import ROOT, gpus, memory_limit, usable_cpus
 
 # Machines of one type differ in memory by what firmware and kernel keep for themselves.
 ALIKE_MEMORY = 0.05

@@ -34,6 +34,7 @@ from loaderdoctor.facts.whole import Facts
 from loaderdoctor.instrument.command.endings import nothing_measured, raise_if_broken
 from loaderdoctor.instrument.command.launched_run import OnEvent, ScriptRunLike
 from loaderdoctor.instrument.command.recorded_run import RecordedRun
+from loaderdoctor.instrument.wire.beats import TuningRecord
 from loaderdoctor.instrument.wire.protocol import (
     Ended,
     Note,
@@ -41,7 +42,6 @@ from loaderdoctor.instrument.wire.protocol import (
     WindowDone,
     WindowRequest,
 )
-from loaderdoctor.instrument.wire.tuning import TuningRecord
 from loaderdoctor.proving.record import kept_proofs
 from loaderdoctor.report.comparison import compare as compared
 from loaderdoctor.report.comparison import render_comparison

@@ -24,10 +24,10 @@ from loaderdoctor.instrument.wire.records import (
     LoaderRecord,
     PassRecord,
     ScriptRecord,
+    SubnormalRecord,
     TransferRecord,
     main_loader,
 )
-from loaderdoctor.instrument.wire.subnormals import SubnormalRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from loaderdoctor.instrument.wire.tuning import TuningRecord
+from loaderdoctor.instrument.wire.beats import TuningRecord
 
 
 class RunAlert(msgspec.Struct, frozen=True, kw_only=True):

@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from loaderdoctor.cluster.nodes import Hardware
 from loaderdoctor.errors import UsageError
 from loaderdoctor.instrument.wire.protocol import WindowDone
-from loaderdoctor.instrument.wire.records import FetchRecord
+from loaderdoctor.instrument.wire.window_records import FetchRecord
 from loaderdoctor.report.files import write_bytes
 from loaderdoctor.settings import Value
 from loaderdoctor.tryout.trials import Measurement, Part, Phase, Trial

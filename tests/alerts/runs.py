@@ -9,9 +9,15 @@ import numpy as np
 
 from loaderdoctor.alerts.alert import Alert
 from loaderdoctor.alerts.job import Job
-from loaderdoctor.instrument.wire.beats import Block, Collections, Stall, Sums, WorkersBeat
+from loaderdoctor.instrument.wire.beats import (
+    Block,
+    Collections,
+    Stall,
+    Sums,
+    Surroundings,
+    WorkersBeat,
+)
 from loaderdoctor.instrument.wire.protocol import Beat
-from loaderdoctor.instrument.wire.surroundings import Surroundings
 
 BLOCK = 10
 BEAT_S = 2.0

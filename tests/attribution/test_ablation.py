@@ -13,7 +13,7 @@ from loaderdoctor.attribution.step import step_facts
 from loaderdoctor.facts.shares import Hidden, Shares
 from loaderdoctor.facts.trace import TraceFacts
 from loaderdoctor.instrument.wire.protocol import Mode, WindowDone
-from loaderdoctor.instrument.wire.records import CopyRecord, CpuRecord, PageRecord
+from loaderdoctor.instrument.wire.window_records import CopyRecord, CpuRecord, PageRecord
 from tests.attribution.builders import boundary, observed, window
 from tests.findings import builders
 

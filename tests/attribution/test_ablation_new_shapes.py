@@ -11,7 +11,7 @@ from loaderdoctor.attribution.step import step_facts
 from loaderdoctor.attribution.verdict import judge_run
 from loaderdoctor.facts.shares import Hidden, Shares
 from loaderdoctor.instrument.wire.protocol import WindowDone
-from loaderdoctor.instrument.wire.records import CompileRecord, ReadyRecord
+from loaderdoctor.instrument.wire.window_records import CompileRecord, ReadyRecord
 from tests.attribution.builders import observed, window
 from tests.findings import builders
 

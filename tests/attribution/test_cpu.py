@@ -12,7 +12,7 @@ from loaderdoctor.attribution.verdict import judge_run
 from loaderdoctor.facts.loop import CpuFacts
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.instrument.wire.protocol import WindowDone
-from loaderdoctor.instrument.wire.records import CpuRecord
+from loaderdoctor.instrument.wire.window_records import CpuRecord
 from tests.findings.builders import healthy, machine, step, with_exposed
 
 S = 10**9

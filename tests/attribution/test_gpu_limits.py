@@ -6,7 +6,7 @@ from typing import Any
 
 from loaderdoctor.attribution.gpu import gpu_limit_facts
 from loaderdoctor.instrument.wire.protocol import WindowDone
-from loaderdoctor.instrument.wire.surroundings import GpuLimitRecord
+from loaderdoctor.instrument.wire.window_records import GpuLimitRecord
 
 S = 1_000_000_000
 

@@ -8,7 +8,7 @@ import pytest
 
 from loaderdoctor.attribution.loop_stacks import loop_line_facts
 from loaderdoctor.facts.loop_lines import LoopLineFacts
-from loaderdoctor.instrument.wire.stack_records import (
+from loaderdoctor.instrument.wire.window_records import (
     FramePlace,
     StackPlace,
     StackRecord,

@@ -8,7 +8,8 @@ from msgspec import structs
 from loaderdoctor.attribution.ablation import Round
 from loaderdoctor.attribution.mechanisms import LOST_PER_HELD, mechanisms
 from loaderdoctor.instrument.wire.protocol import Mode, WindowDone
-from loaderdoctor.instrument.wire.records import BoundaryRecord, CpuRecord
+from loaderdoctor.instrument.wire.records import BoundaryRecord
+from loaderdoctor.instrument.wire.window_records import CpuRecord
 from tests.attribution.builders import MS, boundary, observed, window
 
 N = 4

@@ -6,7 +6,7 @@ import pytest
 
 from loaderdoctor.attribution.step import collection_facts
 from loaderdoctor.instrument.wire.protocol import WindowDone
-from loaderdoctor.instrument.wire.records import CollectionRecord
+from loaderdoctor.instrument.wire.window_records import CollectionRecord
 
 MS = 1_000_000
 

@@ -9,7 +9,7 @@ import pytest
 
 from loaderdoctor.attribution.step import before_steady, step_facts
 from loaderdoctor.instrument.wire.protocol import WindowDone
-from loaderdoctor.instrument.wire.records import CpuRecord
+from loaderdoctor.instrument.wire.window_records import CpuRecord
 from tests.attribution.builders import boundary, observed, window
 
 

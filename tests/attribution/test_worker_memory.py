@@ -9,7 +9,7 @@ import numpy as np
 
 from loaderdoctor.attribution.worker_memory import worker_memory_facts
 from loaderdoctor.instrument.wire.protocol import WindowDone
-from loaderdoctor.instrument.wire.records import PoolMemoryRecord
+from loaderdoctor.instrument.wire.window_records import PoolMemoryRecord
 from loaderdoctor.instrument.wire.worker_log import ProcessRecord, WorkerLog
 from loaderdoctor.instrument.wire.worker_records import read
 

@@ -9,8 +9,7 @@ from typing import Any
 import msgspec
 
 from loaderdoctor.instrument.wire.protocol import Ended, Note, Observed, WindowDone, WindowRequest
-from loaderdoctor.instrument.wire.records import CopyRecord, CpuRecord
-from loaderdoctor.instrument.wire.stack_records import StackRecord
+from loaderdoctor.instrument.wire.window_records import CopyRecord, CpuRecord, StackRecord
 from tests.attribution.builders import observed, window
 
 

@@ -18,7 +18,7 @@ from loaderdoctor.instrument.wire.record_file import (
     Kind,
     RecordWriter,
 )
-from loaderdoctor.instrument.wire.records import FetchRecord
+from loaderdoctor.instrument.wire.window_records import FetchRecord
 from loaderdoctor.report.files import encode_report
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep import timings_file as sweep_samples

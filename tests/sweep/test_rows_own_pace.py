@@ -9,7 +9,7 @@ import pytest
 
 from loaderdoctor.facts.own_settings import AS_IS
 from loaderdoctor.instrument.wire.protocol import WindowDone
-from loaderdoctor.instrument.wire.records import CpuRecord, FetchRecord
+from loaderdoctor.instrument.wire.window_records import CpuRecord, FetchRecord
 from loaderdoctor.report.words.first_screen import SLOW_START
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.report_rows import REOPENED, pace_warning

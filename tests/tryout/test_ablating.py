@@ -13,7 +13,7 @@ from loaderdoctor.attribution.step import step_facts
 from loaderdoctor.diagnosis.analysis import analyse
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.instrument.wire.protocol import WindowDone
-from loaderdoctor.instrument.wire.records import CpuRecord
+from loaderdoctor.instrument.wire.window_records import CpuRecord
 from loaderdoctor.tryout.ablating import LoopEvidence, slow_start
 from loaderdoctor.tryout.windows import sizes
 from tests.diagnosis.simulator import SimulatedRun

@@ -40,9 +40,8 @@ from loaderdoctor.instrument.command.launch_config import Target
 from loaderdoctor.instrument.command.listener import ConnectionListener
 from loaderdoctor.instrument.command.recorded_run import RecordedRun
 from loaderdoctor.instrument.system.look_around import LookAround
+from loaderdoctor.instrument.wire.beats import Surroundings, TuningRecord
 from loaderdoctor.instrument.wire.protocol import Beat, Observed, WindowDone
-from loaderdoctor.instrument.wire.surroundings import Surroundings
-from loaderdoctor.instrument.wire.tuning import TuningRecord
 from loaderdoctor.report.files import RunFolder
 from loaderdoctor.report.run_model import Run
 from loaderdoctor.report.words.tuning import began, changed, left_alone, summary

@@ -27,7 +27,7 @@ from loaderdoctor.instrument.entry.recorded import REPORT_S, record
 from loaderdoctor.instrument.session.hooks import Hooks
 from loaderdoctor.instrument.session.ranks import place, process_group
 from loaderdoctor.instrument.session.session import Session
-from loaderdoctor.instrument.system.call_sites import user_site
+from loaderdoctor.instrument.system.interpreter import user_site
 from loaderdoctor.instrument.wire.channel import (
     Channel,
     ConnectionLostError,

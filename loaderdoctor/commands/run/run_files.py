@@ -26,10 +26,9 @@ import msgspec
 
 from loaderdoctor.alerts.alert import Alert
 from loaderdoctor.alerts.job import Account, History, Job
+from loaderdoctor.instrument.wire.beats import Surroundings, TuningRecord
 from loaderdoctor.instrument.wire.log_bins import LogBins
 from loaderdoctor.instrument.wire.protocol import Ended, Hello, Note, Observed, WindowDone
-from loaderdoctor.instrument.wire.surroundings import Surroundings
-from loaderdoctor.instrument.wire.tuning import TuningRecord
 from loaderdoctor.report.run_model import (
     Run,
     RunAlert,

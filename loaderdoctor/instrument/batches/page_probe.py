@@ -18,7 +18,7 @@ from time import thread_time_ns
 from typing import TYPE_CHECKING, Any
 
 from loaderdoctor.instrument.system.cpu_use import thread_faults
-from loaderdoctor.instrument.wire.records import PageRecord
+from loaderdoctor.instrument.wire.window_records import PageRecord
 
 if TYPE_CHECKING:
     from torch import Tensor

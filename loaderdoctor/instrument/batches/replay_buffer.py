@@ -22,7 +22,7 @@ from loaderdoctor.instrument.batches.batch_tree import (
 )
 from loaderdoctor.instrument.batches.signature import structure
 from loaderdoctor.instrument.batches.tensor_pool import Budget, TensorPool, held_bytes
-from loaderdoctor.instrument.system.memory import available_bytes
+from loaderdoctor.instrument.system.machine import available_bytes
 
 # So many batches of one shape before one is taken to stand for all.
 MIN_SEEN = 3

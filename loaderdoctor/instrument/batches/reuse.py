@@ -24,7 +24,7 @@ from loaderdoctor.instrument.batches.batch_tree import UnsupportedBatch
 from loaderdoctor.instrument.batches.digest import digest
 from loaderdoctor.instrument.batches.packing import ALIGNMENT, Slot, mapped, packed_into, slots_of
 from loaderdoctor.instrument.batches.replay_buffer import Source
-from loaderdoctor.instrument.system.memory import shm_free_bytes
+from loaderdoctor.instrument.system.machine import shm_free_bytes
 
 # A worker's own: batches that it has ready, one being made, one that the loop holds.
 BEYOND_QUEUE = 2

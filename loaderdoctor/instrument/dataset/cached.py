@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.dataset.own_copy import looked_at
-from loaderdoctor.instrument.system.memory import available_bytes
+from loaderdoctor.instrument.system.machine import available_bytes
 
 # Of the free memory; workers that touch what they inherit by fork copy the pages they touch.
 MAX_SHARE_OF_FREE_MEMORY = 0.40

@@ -28,7 +28,7 @@ from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.dataset.dataset_tree import replaced, some_samples
 from loaderdoctor.instrument.dataset.own_copy import looked_at
 from loaderdoctor.instrument.system import page_cache
-from loaderdoctor.instrument.system.memory import available_bytes
+from loaderdoctor.instrument.system.machine import available_bytes
 
 # Folders with more files than this are not searched.
 MAX_FILES = 2_000_000

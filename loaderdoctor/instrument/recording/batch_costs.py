@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from loaderdoctor.instrument.wire.worker_sums import WorkerSums, read_all
+from loaderdoctor.instrument.wire.record_file import WorkerSums, read_sums
 from loaderdoctor.settings import Settings
 from loaderdoctor.tuning.candidates import BatchCost
 from loaderdoctor.units import NS_PER_MS
@@ -42,7 +42,7 @@ class BatchCosts:
             return
         self._serving = settings
         if settings is not None:
-            self._begin(dict(read_all(self._folder)), self._others())
+            self._begin(dict(read_sums(self._folder)), self._others())
 
     def fetched(self, took_ns: int, cpu_ns: int) -> None:
         """A batch that was made in this process, its CPU time measured."""
@@ -59,7 +59,7 @@ class BatchCosts:
         return self._known.get(settings)
 
     def _look(self, serving: Settings) -> None:
-        found, others = dict(read_all(self._folder)), self._others()
+        found, others = dict(read_sums(self._folder)), self._others()
         if others != self._others_seen:
             self._begin(found, others)  # theirs are among these
             return

@@ -21,7 +21,7 @@ from loaderdoctor.instrument.session.ranks import place, process_group
 from loaderdoctor.instrument.session.session import Session
 from loaderdoctor.instrument.system.machine import usable_cpus
 from loaderdoctor.instrument.trial.trial_checks import start_method_of
-from loaderdoctor.instrument.wire.tuning import TriedRecord, TuningRecord
+from loaderdoctor.instrument.wire.beats import TriedRecord, TuningRecord
 from loaderdoctor.settings import Settings
 from loaderdoctor.tuning.candidates import TunedLoop
 from loaderdoctor.tuning.outcome import Ask

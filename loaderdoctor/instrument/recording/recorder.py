@@ -37,9 +37,8 @@ from loaderdoctor.instrument.session.session import (
     ScriptOverError,
     Session,
 )
-from loaderdoctor.instrument.wire.beats import Dry, QueueFill
+from loaderdoctor.instrument.wire.beats import Dry, QueueFill, TuningRecord
 from loaderdoctor.instrument.wire.protocol import Beat, WindowRequest
-from loaderdoctor.instrument.wire.tuning import TuningRecord
 from loaderdoctor.units import NS_PER_S
 
 if TYPE_CHECKING:

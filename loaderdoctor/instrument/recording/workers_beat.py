@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from loaderdoctor.instrument.wire.beats import WorkersBeat
-from loaderdoctor.instrument.wire.worker_sums import WorkerSums, read_all
+from loaderdoctor.instrument.wire.record_file import WorkerSums, read_sums
 
 
 class WorkersReader:
@@ -19,7 +19,7 @@ class WorkersReader:
 
     def take(self) -> WorkersBeat | None:
         """Since the last call; None where no worker ever kept sums."""
-        found = dict(read_all(self._folder))
+        found = dict(read_sums(self._folder))
         if not found and not self._known:
             return None
         n_started = n_ended = n_died = n_batches = make = cpu = idle = longest = 0

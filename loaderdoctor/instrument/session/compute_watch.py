@@ -26,7 +26,7 @@ from torch.nn.modules.module import (
 )
 from torch.optim import Optimizer
 
-from loaderdoctor.instrument.system.call_sites import Site, user_site
+from loaderdoctor.instrument.system.interpreter import Site, user_site
 from loaderdoctor.instrument.wire.records import ComputeRecord
 
 N_WATCHED = 2  # steps: some loops take turns between two models

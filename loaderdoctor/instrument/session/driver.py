@@ -25,8 +25,12 @@ from loaderdoctor.instrument.system import machine
 from loaderdoctor.instrument.system.memory import allocator, fault_us
 from loaderdoctor.instrument.trial.trial_checks import default_start_method
 from loaderdoctor.instrument.wire.protocol import Begin, Observed, Reported, Stop, Told
-from loaderdoctor.instrument.wire.records import ComputeRecord, Environment, TransferRecord
-from loaderdoctor.instrument.wire.subnormals import SubnormalRecord
+from loaderdoctor.instrument.wire.records import (
+    ComputeRecord,
+    Environment,
+    SubnormalRecord,
+    TransferRecord,
+)
 from loaderdoctor.units import NS_PER_S
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from time import perf_counter_ns
 from types import CodeType
 from typing import Any
 
-from loaderdoctor.instrument.system.call_sites import library_of
-from loaderdoctor.instrument.wire.records import CollectionRecord, CompileRecord
+from loaderdoctor.instrument.system.interpreter import library_of
+from loaderdoctor.instrument.wire.window_records import CollectionRecord, CompileRecord
 from loaderdoctor.units import NS_PER_S
 
 N_GENERATIONS = 3

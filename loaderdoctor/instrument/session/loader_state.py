@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import msgspec
 
 from loaderdoctor.instrument.batches.page_probe import PageProbe
-from loaderdoctor.instrument.system.call_sites import Site
+from loaderdoctor.instrument.system.interpreter import Site
 from loaderdoctor.instrument.wire.records import LoaderRecord, TensorRecord
 
 if TYPE_CHECKING:

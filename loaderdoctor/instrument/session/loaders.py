@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from loaderdoctor.instrument.session.feed import bypass, bypassed
 from loaderdoctor.instrument.session.loader_state import LoaderState
-from loaderdoctor.instrument.system.call_sites import Site, user_site
+from loaderdoctor.instrument.system.interpreter import Site, user_site
 from loaderdoctor.instrument.wire.records import LoaderRecord, SafetyRecord
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from loaderdoctor.instrument.session.roles import (
 )
 from loaderdoctor.instrument.session.session import Session
 from loaderdoctor.instrument.session.stopping import exit_now
-from loaderdoctor.instrument.system.call_sites import user_site
 from loaderdoctor.instrument.system.devices import device_of, training_device
+from loaderdoctor.instrument.system.interpreter import user_site
 from loaderdoctor.instrument.wire.protocol import BATCHES_REPLAYED
 from loaderdoctor.instrument.wire.records import BoundaryRecord
 

@@ -17,11 +17,11 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from loaderdoctor.instrument.session.roles import optimizer_exists
-from loaderdoctor.instrument.system.call_sites import user_site
 from loaderdoctor.instrument.system.devices import device_of, training_device
+from loaderdoctor.instrument.system.interpreter import user_site
 from loaderdoctor.instrument.wire.channel import ConnectionLostError
 from loaderdoctor.instrument.wire.protocol import NoDataLoader, ProfilerSchedule, Stop
-from loaderdoctor.instrument.wire.stack_records import StackRecord
+from loaderdoctor.instrument.wire.window_records import StackRecord
 from loaderdoctor.units import NS_PER_MS, NS_PER_S
 
 if TYPE_CHECKING:

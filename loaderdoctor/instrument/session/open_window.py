@@ -7,9 +7,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from loaderdoctor.instrument.system.run_queue import RunQueue
+from loaderdoctor.instrument.system.cpu_use import RunQueue
 from loaderdoctor.instrument.wire.protocol import Mode
-from loaderdoctor.instrument.wire.records import BoundaryRecord, FetchRecord
+from loaderdoctor.instrument.wire.records import BoundaryRecord
+from loaderdoctor.instrument.wire.window_records import FetchRecord
 
 
 class Clock(Protocol):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from loaderdoctor.instrument.system.call_sites import is_own
+from loaderdoctor.instrument.system.interpreter import is_own
 from loaderdoctor.instrument.wire.channel import LaunchConfig
 from loaderdoctor.instrument.wire.records import ScriptRecord
 

@@ -13,7 +13,8 @@ from loaderdoctor.instrument.session.roles import Definition
 from loaderdoctor.instrument.session.session import Session
 from loaderdoctor.instrument.system.memory import empty_gpu_cache
 from loaderdoctor.instrument.wire.protocol import WindowRequest
-from loaderdoctor.instrument.wire.records import ReadyRecord, TransferRecord
+from loaderdoctor.instrument.wire.records import TransferRecord
+from loaderdoctor.instrument.wire.window_records import ReadyRecord
 from loaderdoctor.settings import AXES_BY_NAME, Settings
 from loaderdoctor.units import NS_PER_S
 

@@ -33,14 +33,14 @@ from typing import Final, NamedTuple
 import msgspec
 import torch
 
+from loaderdoctor.instrument.system.interpreter import ask_as_usual, ask_soon
 from loaderdoctor.instrument.wire.protocol import WindowDone
-from loaderdoctor.instrument.wire.stack_records import (
+from loaderdoctor.instrument.wire.window_records import (
     FramePlace,
     StackPlace,
     StackRecord,
     Stage,
 )
-from loaderdoctor.instrument.workers.switch_interval import ask_as_usual, ask_soon
 from loaderdoctor.instrument.workers.worker_sampling import OWN, USER, kind_of, place_of
 
 # So close together a sample costs 50 to 80 µs of CPU: by that, 2 to 4 % of the window.

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from loaderdoctor.instrument.system.living import living
-from loaderdoctor.instrument.wire.subnormals import SubnormalRecord
+from loaderdoctor.instrument.system.interpreter import living
+from loaderdoctor.instrument.wire.records import SubnormalRecord
 
 MAX_VALUES: Final = 1 << 16  # of each kind, from the beginnings of its tensors
 MAX_TENSORS: Final = 256

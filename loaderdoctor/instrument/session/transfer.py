@@ -16,7 +16,7 @@ from torch import Tensor
 
 from loaderdoctor.instrument.batches.batch_tree import UnsupportedBatch, tensors
 from loaderdoctor.instrument.batches.h2d import H2DCall, H2DHook
-from loaderdoctor.instrument.system.call_sites import Site, user_site
+from loaderdoctor.instrument.system.interpreter import Site, user_site
 from loaderdoctor.instrument.wire.records import TransferRecord
 
 # A call belongs to the step if it is made in at least half the steps: fewer is logging, a

@@ -22,7 +22,7 @@ from loaderdoctor.instrument.session.profiling import (
 )
 from loaderdoctor.instrument.session.sources import SourceRefusedError
 from loaderdoctor.instrument.wire.protocol import WindowDone, WindowRequest
-from loaderdoctor.instrument.wire.records import SnapshotRecord
+from loaderdoctor.instrument.wire.window_records import SnapshotRecord
 
 Timed = Generator[None, int, WindowDone]
 

@@ -7,39 +7,32 @@ waiting times in nanoseconds.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
+from threading import get_ident
+from typing import Any
 
 import psutil
 
-from loaderdoctor.instrument.system.cgroups import ROOT, cpu_use_of_quota
-from loaderdoctor.instrument.wire.records import CpuRecord
+from loaderdoctor.instrument.system.machine import ROOT, cpu_use_of_quota
+from loaderdoctor.instrument.wire.window_records import CpuRecord
 from loaderdoctor.units import NS_PER_S
 
 # Columns of a `cpuN` line of /proc/stat: user nice system idle iowait irq softirq steal. Time that
 # the hypervisor gave to other guests (steal) is as lost as time of other programs. What guests of
 # this machine used is in `user` already.
 _BUSY_COLUMNS = (0, 1, 2, 5, 6, 7)
+# Of each thread (ns): how long it ran, and stood ready without a CPU.
+Times = dict[int, tuple[int, int]]
 
-
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    """All counters at one instant, nanoseconds since some beginning."""
-
-    at_ns: int
-    main_ns: int  # CPU time of this process
-    workers_ns: int | None  # of its children, ended ones included
-    tree_ns: int | None  # of the whole run: command, ranks, workers
-    busy_ns: int | None  # of all programs, on CPUs that this process may use
-    group_ns: int | None  # of all programs that share this process's quota
-    n_periods: int | None  # of the quota, and how many ended with the group held back
-    n_throttled: int | None
-    threads: dict[int, tuple[int, int]] | None  # of each: (ran, was ready and no CPU free)
-    faults: int | None  # minor page faults of this thread
+_MAX_BYTES = (
+    64  # of schedstat: three numbers: ns it ran, ns it waited to, how often it was given a CPU
+)
+_UNREADABLE = (OSError, ValueError, IndexError)
 
 
 class CpuMeter:
@@ -55,43 +48,36 @@ class CpuMeter:
 
     def since(self) -> CpuRecord:
         """What was used since this meter was made."""
-        first, last = self._first, self._read()
-        threads = _differences(first.threads, last.threads)
-        own = threads.get(threading.get_native_id()) if threads is not None else None
-        python = _of_python(threads)
+        (first, threads_before), (last, threads_now) = self._first, self._read()
+        threads = _differences(threads_before, threads_now)
+        own_ns, own_waited_ns = (threads or {}).get(threading.get_native_id(), (None, None))
+        python_ns, python_waited_ns = _of_python(threads)
+        used: dict[str, Any] = {name: _more(first[name], n) for name, n in last.items()}
         return CpuRecord(
-            wall_ns=last.at_ns - first.at_ns,
-            main_ns=last.main_ns - first.main_ns,
-            workers_ns=_more(first.workers_ns, last.workers_ns),
-            tree_ns=_more(first.tree_ns, last.tree_ns),
-            busy_ns=_more(first.busy_ns, last.busy_ns),
+            **used,
             n_cpus=len(os.sched_getaffinity(0)) if sys.platform == "linux" else None,
-            group_ns=_more(first.group_ns, last.group_ns),
-            n_periods=_more(first.n_periods, last.n_periods),
-            n_throttled=_more(first.n_throttled, last.n_throttled),
             waited_ns=None if threads is None else sum(ns for _, ns in threads.values()),
-            thread_waited_ns=own[1] if own is not None else None,
-            thread_faults=_more(first.faults, last.faults),
-            thread_ns=own[0] if own is not None else None,
-            python_ns=python[0] if python is not None else None,
-            python_waited_ns=python[1] if python is not None else None,
+            thread_waited_ns=own_waited_ns,
+            thread_ns=own_ns,
+            python_ns=python_ns,
+            python_waited_ns=python_waited_ns,
         )
 
-    def _read(self) -> _Reading:
+    def _read(self) -> tuple[dict[str, Any], Times | None]:
+        """Counters by the names that their differences have in the record, and by thread."""
         workers_ns, tree_ns = cpu_ns_of_run(self._root_pid)
         group = cpu_use_of_quota(self._root)
-        return _Reading(
-            at_ns=time.perf_counter_ns(),
-            main_ns=time.process_time_ns(),
-            workers_ns=workers_ns,
-            tree_ns=tree_ns,
-            busy_ns=busy_ns(self._root),
-            group_ns=group.used_ns if group is not None else None,
-            n_periods=group.n_periods if group is not None else None,
-            n_throttled=group.n_throttled if group is not None else None,
-            threads=_times_of_threads(),
-            faults=thread_faults(),
-        )
+        counters = {
+            "wall_ns": time.perf_counter_ns(),
+            "main_ns": time.process_time_ns(),
+            "workers_ns": workers_ns,
+            "tree_ns": tree_ns,
+            "busy_ns": busy_ns(self._root),
+            "group_ns": group.used_ns if group is not None else None,
+            "n_periods": group.n_periods if group is not None else None,
+            "n_throttled": group.n_throttled if group is not None else None,
+        }
+        return {**counters, "thread_faults": thread_faults()}, _times_of_threads()
 
 
 def thread_faults() -> int | None:
@@ -180,46 +166,35 @@ def _ppid(process: psutil.Process) -> int | None:
         return None
 
 
-def _times_of_threads() -> dict[int, tuple[int, int]] | None:
-    """Of each thread of this process (ns): how long it ran, and stood ready without a CPU."""
+def _times_of_threads() -> Times | None:
+    """Of each thread of this process; None where the system does not tell."""
+    found: Times = {}
     try:
-        tasks = list(Path("/proc/self/task").iterdir())
+        for task in Path("/proc/self/task").iterdir():
+            with contextlib.suppress(OSError, ValueError):  # it has ended, or the kernel keeps none
+                ran, waited = (task / "schedstat").read_text().split()[:2]
+                found[int(task.name)] = int(ran), int(waited)
     except OSError:
         return None
-    seen = ((int(task.name), _times_of(task / "schedstat")) for task in tasks)
-    found = {thread: times for thread, times in seen if times is not None}
     # A thread that runs has waited at least once, if only for nanoseconds.
     return found if any(waited for _, waited in found.values()) else None
 
 
-def _times_of(schedstat: Path) -> tuple[int, int] | None:
-    """Its first two numbers; None where the thread has ended, or the kernel keeps none."""
-    try:
-        ran, waited = schedstat.read_text().split()[:2]
-        return int(ran), int(waited)
-    except (OSError, ValueError):
-        return None
-
-
-def _differences(
-    first: dict[int, tuple[int, int]] | None, last: dict[int, tuple[int, int]] | None
-) -> dict[int, tuple[int, int]] | None:
+def _differences(first: Times | None, last: Times | None) -> Times | None:
     """By thread; one that began meanwhile counts from its beginning."""
     if first is None or last is None:
         return None
+    before = {thread: first.get(thread, (0, 0)) for thread in last}
     return {
-        thread: (
-            max(0, ran - first.get(thread, (0, 0))[0]),
-            max(0, waited - first.get(thread, (0, 0))[1]),
-        )
+        thread: (max(0, ran - before[thread][0]), max(0, waited - before[thread][1]))
         for thread, (ran, waited) in last.items()
     }
 
 
-def _of_python(threads: dict[int, tuple[int, int]] | None) -> tuple[int, int] | None:
+def _of_python(threads: Times | None) -> tuple[int, int] | tuple[None, None]:
     """Sums over the threads of this interpreter but the calling one: what may hold its lock."""
     if threads is None:
-        return None
+        return None, None
     others = {t.native_id for t in threading.enumerate()} - {threading.get_native_id(), None}
     times = [threads[thread] for thread in others if thread in threads]
     return sum(ran for ran, _ in times), sum(waited for _, waited in times)
@@ -227,3 +202,57 @@ def _of_python(threads: dict[int, tuple[int, int]] | None) -> tuple[int, int] | 
 
 def _more(first: int | None, last: int | None) -> int | None:
     return None if first is None or last is None else max(0, last - first)
+
+
+class RunQueue:
+    """How long a thread stood ready to run and no CPU was free, told while it runs.
+
+    The kernel counts it as soon as the thread has a CPU again, so two readings around a wait say
+    how much of it was waiting for a CPU and not for what the thread asked for. Reads it for
+    whichever thread asks, in about a microsecond: a file stays open for each until `close`.
+    """
+
+    def __init__(self) -> None:
+        self._files: dict[int, int] = {}  # by thread; -1: the system tells nothing
+        self._closed = False
+        self.waited_ns()  # opening the first takes ten times as long as reading it
+
+    def waited_ns(self) -> int | None:
+        """Of the calling thread, since it began; None where the system does not tell."""
+        file = self._files.get(get_ident())
+        if file is None:
+            file = self._files[get_ident()] = -1 if self._closed else _open()
+        if file < 0:
+            return None
+        try:  # in place, not in a function of its own: this runs twice in each fetch
+            return int(os.pread(file, _MAX_BYTES, 0).split()[1])
+        except _UNREADABLE:
+            return None  # closed meanwhile
+
+    def close(self) -> None:
+        """No file stays open; readings are None from then on."""
+        self._closed = True
+        files, self._files = self._files, dict.fromkeys(self._files, -1)
+        for file in files.values():
+            if file >= 0:
+                os.close(file)
+
+
+def _open() -> int:
+    """The calling thread's counters; -1 where there are none, or none that count."""
+    try:
+        file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return -1
+    if _counts(file):
+        return file
+    os.close(file)
+    return -1
+
+
+def _counts(file: int) -> bool:
+    """Whether the kernel counts: a thread that runs was given a CPU, if it never waited for one."""
+    try:
+        return int(os.pread(file, _MAX_BYTES, 0).split()[2]) > 0
+    except _UNREADABLE:
+        return False

@@ -10,26 +10,29 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import psutil
 
-from loaderdoctor.instrument.system.cgroups import ROOT, cpu_use_of_quota
 from loaderdoctor.instrument.system.cpu_use import busy_ns
-from loaderdoctor.instrument.system.gpu_clocks import GpuClocks
-from loaderdoctor.instrument.system.host_memory import bytes_of
+from loaderdoctor.instrument.system.devices import GpuClocks
 from loaderdoctor.instrument.system.machine import (
-    memory_available_bytes,
+    ROOT,
+    available_bytes,
+    cpu_use_of_quota,
     shm_bytes,
     swap_bytes,
     usable_cpus,
 )
-from loaderdoctor.instrument.system.pressure import PRESSURES, stalled_us
-from loaderdoctor.instrument.wire.surroundings import Surroundings
+from loaderdoctor.instrument.system.processes import bytes_of, tree
+from loaderdoctor.instrument.wire.beats import Surroundings
 from loaderdoctor.units import NS_PER_S
 
 # Asking for the memory of processes of 40 GB took the kernel 20 ms each: at most this share.
 MAX_MEMORY_SHARE: Final = 0.01
+# What Linux tells the pressure of (PSI).
+Pressure = Literal["cpu", "io", "memory"]
+PRESSURES: Final[tuple[Pressure, ...]] = ("cpu", "io", "memory")
 MEMORY_EVERY_S: Final = 1.4  # each look, where that costs so little
 
 
@@ -52,7 +55,7 @@ class LookAround:
 
         `workers`: pids whose memory is told apart.
         """
-        processes = self._processes()
+        processes = tree(self._pid)
         if not processes:
             return None
         now = self._totals(processes)
@@ -91,18 +94,11 @@ class LookAround:
             run_bytes=n_run_bytes,
             workers_grown_bytes=private[0] if private is not None else None,
             run_private_bytes=private[1] if private is not None else None,
-            available_bytes=_available(self._root),
+            available_bytes=available_bytes(self._root),
             shm_free_bytes=shm_free,
             swap_used_bytes=swap,
             gpus=self._gpus.look([p.pid for p in processes]),
         )
-
-    def _processes(self) -> list[psutil.Process]:
-        try:
-            top = psutil.Process(self._pid)
-            return [top, *top.children(recursive=True)]
-        except psutil.Error:
-            return []
 
     def _totals(self, processes: Sequence[psutil.Process]) -> dict[str, float]:
         found = {"at": time.monotonic()}
@@ -194,16 +190,23 @@ def _share(rate: float | None) -> float | None:
     return None if rate is None else min(1.0, rate)
 
 
-def _available(root: Path) -> int | None:
-    try:
-        return memory_available_bytes(root)
-    except (OSError, RuntimeError):
-        return None
-
-
 def _received() -> int | None:
     try:
         counters = psutil.net_io_counters(pernic=True)
     except (OSError, RuntimeError):
         return None
     return sum(c.bytes_recv for name, c in counters.items() if name != "lo") if counters else None
+
+
+def stalled_us(what: Pressure, root: Path = ROOT) -> int | None:
+    """Microseconds so far in which some process of the machine waited for it; None: not told."""
+    try:
+        text = (root / "proc/pressure" / what).read_text(encoding="ascii", errors="replace")
+    except OSError:  # an older kernel, psi=0, or a sandbox
+        return None
+    for line in text.splitlines():
+        words = line.split()
+        if words[:1] == ["some"] and words[-1].startswith("total="):
+            number = words[-1].removeprefix("total=")
+            return int(number) if number.isdigit() else None
+    return None

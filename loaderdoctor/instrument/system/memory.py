@@ -1,4 +1,4 @@
-"""Memory of the run: GPU peaks, what is free, what the allocator does. Bytes throughout."""
+"""Memory of this process: what torch's allocator takes of a GPU, and what malloc does. Bytes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from time import thread_time_ns
 
 import torch
 
-from loaderdoctor.instrument.system.cgroups import ROOT
 from loaderdoctor.instrument.system.cpu_use import thread_faults
-from loaderdoctor.instrument.system.machine import memory_available_bytes, shm_bytes
 from loaderdoctor.instrument.wire.records import Allocator
 
 
@@ -58,19 +56,6 @@ def gpu_free_bytes(device: torch.device) -> int | None:
         return None
     free, _ = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-
-
-def shm_free_bytes(root: Path = ROOT) -> int | None:
-    """Free space in /dev/shm, where workers put their batches; None without one."""
-    return shm_bytes(root)[1]
-
-
-def available_bytes(root: Path = ROOT) -> int | None:
-    """Host memory that can be taken without swapping; the tightest cgroup limit counts."""
-    try:
-        return memory_available_bytes(root)
-    except (OSError, RuntimeError):
-        return None
 
 
 # Which malloc this process has, and what a page fault of memory fetched anew costs here.

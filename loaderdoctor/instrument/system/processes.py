@@ -1,4 +1,4 @@
-"""Processes of a run: whose parent is whose, signals, and how to end them."""
+"""Processes of a run: whose parent is whose, signals, how to end them, what memory they hold."""
 
 from __future__ import annotations
 
@@ -8,12 +8,24 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import psutil
+
+from loaderdoctor.instrument.system.machine import ROOT
+
+
+def tree(pid: int) -> list[psutil.Process]:
+    """A process and all its descendants, parents first; none where it is gone."""
+    try:
+        root = psutil.Process(pid)
+        return [root, *root.children(recursive=True)]
+    except psutil.Error:
+        return []
 
 
 def kill(processes: Iterable[psutil.Process]) -> None:
@@ -137,3 +149,67 @@ def held() -> Iterator[list[KeyboardInterrupt]]:
 
 def _leave(number: int, frame: FrameType | None) -> None:
     raise Terminated(number)
+
+
+# Host memory. Pages shared between processes count once (PSS), so a forked worker doesn't count its
+# parent's data again.
+
+
+def host_bytes(pid: int, proc: Path = ROOT / "proc") -> int | None:
+    """Memory of a process and all its descendants; None where the process is gone.
+
+    Proportional set size where /proc has `smaps_rollup` for all of them (Linux >= 4.14), else the
+    sum of resident sizes, which counts shared pages once for each process.
+    """
+    return bytes_of(tree(pid), proc)
+
+
+def bytes_of(processes: Sequence[psutil.Process], proc: Path = ROOT / "proc") -> int | None:
+    """The same of these processes; None where all are gone."""
+    sizes = {process: _rollup(process.pid, proc) for process in processes}
+    if None in sizes.values():
+        # Unreadable because it ended meanwhile: its memory is gone. Else PSS can't be had for all.
+        sizes = {process: size for process, size in sizes.items() if _alive(process)}
+    if not sizes:
+        return None
+    shares = [size["Pss"] for size in sizes.values() if size is not None and "Pss" in size]
+    return sum(shares) if len(shares) == len(sizes) else sum(map(_rss_bytes, sizes))
+
+
+def unique_bytes(pid: int, proc: Path = ROOT / "proc") -> int | None:
+    """What would be free if this process alone ended: pages that no other one has (USS).
+
+    None where it is gone, or the system does not tell.
+    """
+    sizes = _rollup(pid, proc)
+    if sizes is None:
+        return None
+    return sum(n for name, n in sizes.items() if name.startswith("Private_"))
+
+
+def _alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
+
+
+def _rollup(pid: int, proc: Path) -> dict[str, int] | None:
+    """Bytes by name of a smaps_rollup file, which is in KiB; None where it can't be read."""
+    try:
+        text = (proc / str(pid) / "smaps_rollup").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    rows = (line.split() for line in text.splitlines())
+    return {
+        words[0].removesuffix(":"): int(words[1]) * 1024
+        for words in rows
+        if len(words) >= 3 and words[2] == "kB" and words[1].isdigit()
+    }
+
+
+def _rss_bytes(process: psutil.Process) -> int:
+    try:
+        return int(process.memory_info().rss)
+    except psutil.Error:
+        return 0

@@ -23,7 +23,7 @@ from torch.nn.modules.module import (
 from torch.optim import Optimizer
 
 from loaderdoctor.errors import TrialRefused
-from loaderdoctor.instrument.system.living import living
+from loaderdoctor.instrument.system.interpreter import living
 from loaderdoctor.instrument.trial.compute_switches import (
     autocast,
     cast_type,

@@ -16,8 +16,12 @@ from loaderdoctor.hazards import Change, FeedBatch, Room, container_words, hazar
 from loaderdoctor.instrument.dataset.containers import containers
 from loaderdoctor.instrument.dataset.iteration import one_pass_reason, shards_itself
 from loaderdoctor.instrument.dataset.safety import TrialPickle, open_handles, pickled_parts
-from loaderdoctor.instrument.system.machine import local_ranks, open_files_limit
-from loaderdoctor.instrument.system.memory import available_bytes, shm_free_bytes
+from loaderdoctor.instrument.system.machine import (
+    available_bytes,
+    local_ranks,
+    open_files_limit,
+    shm_free_bytes,
+)
 from loaderdoctor.instrument.trial.main_guard import can_be_guarded, main_is_guarded
 from loaderdoctor.instrument.wire.records import ContainerRecord, SafetyRecord, TensorRecord
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings, StartMethod

@@ -1,11 +1,15 @@
-"""What a recorded run tells every few seconds: sums of the steps since the last time.
+"""What a recorded run tells every few seconds, since the last time.
 
-All `_ns` are CLOCK_MONOTONIC or durations. What was not recorded is None, never 0.
+Sums of its steps, what went on around it (CPUs, pressure, reads, memory, GPUs), and what setting
+its loader brought. All `_ns` are CLOCK_MONOTONIC or durations; rates and shares are of the time
+since the look before. What was not recorded, or the system does not tell, is None, never 0.
 """
 
 from __future__ import annotations
 
 import msgspec
+
+from loaderdoctor.settings import Settings
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -87,3 +91,71 @@ class QueueFill(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     n_looks: int = 0
     n_ready: int = 0
     n_asked: int = 0
+
+
+class GpuLook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One GPU of those that the run uses, as NVML tells it."""
+
+    index: int
+    sm_mhz: int | None = None
+    max_sm_mhz: int | None = None
+    temperature_c: int | None = None
+    busy_share: float | None = None
+    slowed_by: tuple[str, ...] = ()  # "power cap", "heat", …; idle and settings are no such reason
+
+
+class Surroundings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One look."""
+
+    at_s: float  # seconds since the epoch
+    end_ns: int  # CLOCK_MONOTONIC
+    took_s: float  # since the look before
+    n_cpus: float | None = None  # that the run may use
+    own_cpus: float | None = None  # kept busy by the run's processes
+    other_cpus: float | None = None  # by others, of those that the run may use
+    throttled_share: float | None = None  # of the quota's periods
+    cpu_pressure: float | None = None  # share of the time in which some process waited (PSI)
+    io_pressure: float | None = None
+    memory_pressure: float | None = None
+    read_bytes_per_s: float | None = None  # from block devices, by the run's processes
+    received_bytes_per_s: float | None = None  # by the machine's network interfaces, but loopback
+    workers_bytes: int | None = None  # PSS of the processes below the training ones
+    run_bytes: int | None = None  # of all of the run
+    # Without files and shared memory, known at every look: what workers have grown by since they
+    # were first seen, and that with all of the other processes.
+    workers_grown_bytes: int | None = None
+    run_private_bytes: int | None = None
+    available_bytes: int | None = None
+    shm_free_bytes: int | None = None
+    swap_used_bytes: int | None = None
+    gpus: tuple[GpuLook, ...] = ()
+
+
+class TriedRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One setting. Milliseconds are means of its windows' steps."""
+
+    settings: Settings  # complete
+    verdict: str  # tuning.outcome.Verdict
+    at_step: int
+    step_ms: float | None = None
+    against_ms: float | None = None  # the best before it
+    reason: str = ""
+
+
+class TuningRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """So far. `not_tuned`: why nothing is tried at all; all else says nothing then."""
+
+    loader: str  # LoaderRecord.id; empty where none was chosen
+    exact: bool
+    not_tuned: str | None = None
+    own: Settings = Settings()  # complete
+    chosen: Settings | None = None  # None: the loader's own settings serve
+    chosen_at_step: int | None = None  # of the loop
+    proven: bool = False
+    own_ms: tuple[float, float, float] | None = None  # mean and interval; None: too few windows
+    chosen_ms: tuple[float, float, float] | None = None
+    n_steps: int = 0  # since tuning began
+    lost_steps: float = 0.0
+    saved_s: float = 0.0
+    draws: bool = False  # samples are made with other random draws than untuned
+    tried: tuple[TriedRecord, ...] = ()

@@ -34,32 +34,34 @@ from loaderdoctor.instrument.wire.beats import (
     QueueFill,
     Stall,
     Sums,
+    TuningRecord,
     WorkersBeat,
 )
 from loaderdoctor.instrument.wire.records import (
     BoundaryRecord,
-    CollectionRecord,
-    CompileRecord,
     ComputeRecord,
-    CopyRecord,
-    CpuRecord,
     Environment,
-    FetchRecord,
     LoaderRecord,
-    PageRecord,
     PassRecord,
-    PoolMemoryRecord,
-    ReadyRecord,
     ScriptRecord,
-    SnapshotRecord,
+    SubnormalRecord,
     TransferRecord,
     WallRecord,
     main_loader,
 )
-from loaderdoctor.instrument.wire.stack_records import StackRecord
-from loaderdoctor.instrument.wire.subnormals import SubnormalRecord
-from loaderdoctor.instrument.wire.surroundings import GpuLimitRecord
-from loaderdoctor.instrument.wire.tuning import TuningRecord
+from loaderdoctor.instrument.wire.window_records import (
+    CollectionRecord,
+    CompileRecord,
+    CopyRecord,
+    CpuRecord,
+    FetchRecord,
+    GpuLimitRecord,
+    PageRecord,
+    PoolMemoryRecord,
+    ReadyRecord,
+    SnapshotRecord,
+    StackRecord,
+)
 from loaderdoctor.settings import Settings
 
 # Windows are told apart by their numbers: all who ask for some take them from here.

@@ -4,6 +4,10 @@ One file for each process. After the magic, records follow each other: one byte 
 payload length, the payload. A process that is killed leaves at most one incomplete record, which
 the reader ignores. Whole records are appended by one `write`, so a reader may read at any time.
 
+A worker of a run recorded to its end keeps sums instead (`WorkerSums`), in a small file that never
+grows: it maps the file and overwrites it in place; the training process reads all of them every
+few seconds and removes those of workers that have ended.
+
 Imports nothing but the standard library: it is loaded in every worker. All times are
 CLOCK_MONOTONIC nanoseconds (`time.perf_counter_ns`), the clock that processes share.
 """
@@ -15,10 +19,12 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from enum import IntEnum
 from pathlib import Path
 from struct import Struct
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from loaderdoctor.errors import RunError
 
@@ -31,6 +37,9 @@ HEADER: Final = Struct("<BI")  # kind, payload length
 # So records wait for others; the line sampler writes out what a worker that went idle left behind.
 FLUSH_AFTER_NS: Final = 200_000_000
 FLUSH_AFTER_RECORDS: Final = 256
+SUMS_SUFFIX: Final = ".sums"
+SUMS_MAGIC: Final = 0x31534D55
+SUMS: Final = Struct("<IIiIqqqqqq")
 
 
 class Kind(IntEnum):
@@ -161,3 +170,34 @@ class RecordWriter:
             pass
         fd, self._fd = self._fd, -1
         os.close(fd)
+
+
+class WorkerSums(NamedTuple):
+    """One worker so far. `ended`: it has said that it ends."""
+
+    magic: int
+    pid: int
+    worker: int
+    ended: int
+    started_ns: int
+    n_batches: int
+    make_ns: int
+    cpu_ns: int
+    idle_ns: int
+    longest_ns: int  # since the file was last read, or a little longer
+
+
+def read_sums(folder: Path) -> Iterator[tuple[Path, WorkerSums]]:
+    """Every worker that has a file in `folder`; files that are no such are passed over."""
+    try:
+        with os.scandir(folder) as found:
+            paths = [Path(entry.path) for entry in found if entry.name.endswith(SUMS_SUFFIX)]
+    except OSError:
+        return
+    for path in paths:
+        with suppress(OSError):
+            content = path.read_bytes()
+            if len(content) == SUMS.size:
+                sums = WorkerSums(*SUMS.unpack(content))
+                if sums.magic == SUMS_MAGIC:
+                    yield path, sums

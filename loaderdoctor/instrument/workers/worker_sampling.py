@@ -22,13 +22,13 @@ from typing import Final
 import torch
 
 import loaderdoctor
+from loaderdoctor.instrument.system.interpreter import ask_as_usual, ask_soon
 from loaderdoctor.instrument.wire.record_file import Kind, RecordWriter
 from loaderdoctor.instrument.workers.fetch_clock import (
     BOTH_OVER_OWN,
     MAX_SAMPLING_SHARE,
     FetchClock,
 )
-from loaderdoctor.instrument.workers.switch_interval import ask_as_usual, ask_soon
 from loaderdoctor.units import NS_PER_S
 
 INTERVAL_S: Final = 0.010

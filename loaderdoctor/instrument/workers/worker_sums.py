@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from torch.utils.data._utils import worker as torch_worker
 
-from loaderdoctor.instrument.wire.worker_sums import LAYOUT, MAGIC, SUFFIX
+from loaderdoctor.instrument.wire.record_file import SUMS, SUMS_MAGIC, SUMS_SUFFIX
 from loaderdoctor.instrument.workers import worker as recorded
 from loaderdoctor.instrument.workers.loop_arguments import find_argument, find_queues
 
@@ -100,11 +100,11 @@ class _Sums:
         self._started_ns = self._written_ns = time.perf_counter_ns()
         self._n_batches = self._make_ns = self._idle_ns = self._longest_ns = 0
         self._began_ns = self._waiting_ns = 0
-        path = folder / f"{os.getpid()}-{self._started_ns}{SUFFIX}"
+        path = folder / f"{os.getpid()}-{self._started_ns}{SUMS_SUFFIX}"
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
         try:
-            os.ftruncate(descriptor, LAYOUT.size)
-            self._map = mmap.mmap(descriptor, LAYOUT.size)
+            os.ftruncate(descriptor, SUMS.size)
+            self._map = mmap.mmap(descriptor, SUMS.size)
         finally:
             os.close(descriptor)
         self._write()
@@ -147,10 +147,10 @@ class _Sums:
         self._write(ended=1)
 
     def _write(self, ended: int = 0) -> None:
-        LAYOUT.pack_into(
+        SUMS.pack_into(
             self._map,
             0,
-            MAGIC,
+            SUMS_MAGIC,
             os.getpid(),
             self._worker,
             ended,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from loaderdoctor import format as fmt
-from loaderdoctor.instrument.wire.tuning import TuningRecord
+from loaderdoctor.instrument.wire.beats import TuningRecord
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings
 
 EXACT = "Batches and their order are those of the untuned run, bit for bit."

@@ -8,7 +8,7 @@ from typing import Any
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.model import Severity
 from loaderdoctor.findings.rules.slowed_compute import subnormal_numbers
-from loaderdoctor.instrument.wire.subnormals import SubnormalRecord
+from loaderdoctor.instrument.wire.records import SubnormalRecord
 from tests.findings.builders import healthy, machine, trace
 from tests.findings.case import Case, check_fires, check_silent
 

@@ -18,7 +18,7 @@ from loaderdoctor.instrument.dataset.containers import (
     _own_memory_bytes,
     containers,
 )
-from loaderdoctor.instrument.system.host_memory import unique_bytes
+from loaderdoctor.instrument.system.processes import unique_bytes
 
 N = 200_000
 MIB = 2**20

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from loaderdoctor.instrument.recording.batch_costs import MIN_BATCHES, BatchCosts
-from loaderdoctor.instrument.wire.worker_sums import LAYOUT, MAGIC, SUFFIX
+from loaderdoctor.instrument.wire.record_file import SUMS, SUMS_MAGIC, SUMS_SUFFIX
 from loaderdoctor.settings import Settings
 
 BEST, TRIAL = Settings(num_workers=2), Settings(num_workers=8)
@@ -16,8 +16,8 @@ BEST, TRIAL = Settings(num_workers=2), Settings(num_workers=8)
 def made(folder: Path, name: str, n: int, ms: float) -> None:
     """A worker that has made so many batches, each in so long, half of it CPU."""
     ns = int(n * ms * 1e6)
-    sums = LAYOUT.pack(MAGIC, 1, 0, 0, 1, n, ns, ns // 2, 0, 0)
-    (folder / f"{name}{SUFFIX}").write_bytes(sums)
+    sums = SUMS.pack(SUMS_MAGIC, 1, 0, 0, 1, n, ns, ns // 2, 0, 0)
+    (folder / f"{name}{SUMS_SUFFIX}").write_bytes(sums)
 
 
 def make_ms(costs: BatchCosts, settings: Settings) -> float | None:

@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 from loaderdoctor.instrument.recording.workers_beat import WorkersReader
-from loaderdoctor.instrument.wire.worker_sums import LAYOUT, MAGIC, SUFFIX
+from loaderdoctor.instrument.wire.record_file import SUMS, SUMS_MAGIC, SUMS_SUFFIX
 
 
 def write(folder: Path, pid: int, *, n: int = 0, make_ns: int = 0, ended: int = 0) -> Path:
-    path = folder / f"{pid}-1{SUFFIX}"
-    path.write_bytes(LAYOUT.pack(MAGIC, pid, 0, ended, 1, n, make_ns, make_ns // 2, 7, 3))
+    path = folder / f"{pid}-1{SUMS_SUFFIX}"
+    path.write_bytes(SUMS.pack(SUMS_MAGIC, pid, 0, ended, 1, n, make_ns, make_ns // 2, 7, 3))
     return path
 
 
@@ -44,7 +44,7 @@ def test_one_that_says_so_has_ended_and_one_that_does_not_has_died(tmp_path: Pat
 
 
 def test_files_that_are_no_such_are_left_alone(tmp_path: Path) -> None:
-    (tmp_path / f"x{SUFFIX}").write_bytes(b"short")
-    (tmp_path / f"y{SUFFIX}").write_bytes(bytes(LAYOUT.size))
+    (tmp_path / f"x{SUMS_SUFFIX}").write_bytes(b"short")
+    (tmp_path / f"y{SUMS_SUFFIX}").write_bytes(bytes(SUMS.size))
     assert WorkersReader(tmp_path).take() is None
     assert len(list(tmp_path.iterdir())) == 2

@@ -21,7 +21,7 @@ from loaderdoctor.instrument.session.session import ScriptOverError
 from loaderdoctor.instrument.session.sources import SourceRefusedError
 from loaderdoctor.instrument.session.window_memory import Timed, with_history
 from loaderdoctor.instrument.wire.protocol import WindowDone, WindowRequest
-from loaderdoctor.instrument.wire.records import SnapshotRecord
+from loaderdoctor.instrument.wire.window_records import SnapshotRecord
 
 CUDA = torch.device("cuda", 0)
 SNAPSHOT = {"segments": [], "device_traces": [[{"action": "alloc"}] * 5, [{"action": "free"}]]}

@@ -19,7 +19,7 @@ from loaderdoctor.facts.loop import CpuFacts
 from loaderdoctor.instrument.system.cpu_use import CpuMeter, busy_ns, root_of_run
 from loaderdoctor.instrument.system.machine import usable_cpus
 from loaderdoctor.instrument.wire.protocol import WindowDone
-from loaderdoctor.instrument.wire.records import CpuRecord
+from loaderdoctor.instrument.wire.window_records import CpuRecord
 
 pytestmark = [
     pytest.mark.alone,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from loaderdoctor.instrument.system import machine
-from loaderdoctor.instrument.system.cgroups import (
+from loaderdoctor.instrument.system.machine import (
     UNLIMITED_BYTES,
     cpu_quota,
     cpu_use_of_quota,
@@ -192,3 +192,19 @@ def test_ranks_of_this_machine_are_those_of_the_launcher_else_of_the_script(
     assert machine.local_ranks() == 2
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert machine.local_ranks() == 4
+
+
+def test_free_memory_is_what_the_container_leaves(tmp_path: Path) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/\n")
+    (tmp_path / "proc/self/mountinfo").write_text(
+        "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
+    )
+    group = tmp_path / "sys/fs/cgroup"
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text(str(100 * 2**20))
+    (group / "memory.current").write_text(str(70 * 2**20))
+    (group / "memory.stat").write_text(f"anon 1\ninactive_file {20 * 2**20}\n")
+    assert machine.available_bytes(tmp_path) == 50 * 2**20
+    assert machine.shm_free_bytes(tmp_path) is None
+    assert machine.available_bytes(Path("/")) is not None

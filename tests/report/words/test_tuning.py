@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from loaderdoctor.instrument.wire.tuning import TuningRecord
+from loaderdoctor.instrument.wire.beats import TuningRecord
 from loaderdoctor.report.words.tuning import DRAWS, EXACT, began, changed, left_alone, summary
 from loaderdoctor.settings import Settings
 

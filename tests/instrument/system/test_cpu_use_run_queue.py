@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from loaderdoctor.instrument.system.run_queue import RunQueue
+from loaderdoctor.instrument.system.cpu_use import RunQueue
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 

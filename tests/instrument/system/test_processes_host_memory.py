@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from loaderdoctor.instrument.system.host_memory import host_bytes
+from loaderdoctor.instrument.system.processes import host_bytes
 
 linux_only = pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs /proc")
 

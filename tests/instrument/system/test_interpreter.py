@@ -9,7 +9,7 @@ from typing import Any
 import loaderdoctor
 from loaderdoctor.advice.code import edit_loader_call
 from loaderdoctor.attribution.host import is_user_frame
-from loaderdoctor.instrument.system.call_sites import Site, source_lines, user_site
+from loaderdoctor.instrument.system.interpreter import Site, source_lines, user_site
 from loaderdoctor.settings import Settings
 
 PACKAGE = Path(loaderdoctor.__file__).parent

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from loaderdoctor.instrument.system.gpu_clocks import GpuLimits
+from loaderdoctor.instrument.system.devices import GpuLimits
 
 
 class Nvml(ModuleType):

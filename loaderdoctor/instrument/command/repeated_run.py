@@ -21,13 +21,7 @@ from loaderdoctor.instrument.command.launched_run import OnEvent
 from loaderdoctor.instrument.command.one_run import OneRun, RunTold, is_cut, unlike
 from loaderdoctor.instrument.command.rank_group import RankGroup
 from loaderdoctor.instrument.command.script_run import RanksSpawnedError, ScriptRun
-from loaderdoctor.instrument.wire.protocol import (
-    Ended,
-    Note,
-    Observed,
-    WindowDone,
-    WindowRequest,
-)
+from loaderdoctor.instrument.wire.protocol import Ended, Note, Observed, WindowDone, WindowRequest
 
 # A script that runs longer than this is no short one: the user would not expect to wait for it a
 # second time, and what its first run gave is as much as a budget holds by default.

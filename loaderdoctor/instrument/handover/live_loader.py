@@ -17,22 +17,23 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from loaderdoctor.instrument.handover import own_draws
-from loaderdoctor.instrument.handover.dataset_marks import Marks, marks
-from loaderdoctor.instrument.handover.events import Event, Kind
-from loaderdoctor.instrument.handover.exactness import Nature, is_torchs, never_reason, refusal
-from loaderdoctor.instrument.handover.index_stream import IndexStream, quiet_draws
-from loaderdoctor.instrument.handover.live_pass import LivePass
-from loaderdoctor.instrument.handover.loops_pass import LoopsPass
-from loaderdoctor.instrument.handover.own_pass import OwnPass
-from loaderdoctor.instrument.handover.pools import DRAWS, OwnRest, Pool, PoolUnfitError, Sample
+from loaderdoctor.instrument.handover.exactness import Marks, Nature, marks, never_reason, refusal
+from loaderdoctor.instrument.handover.index_stream import IndexStream, OwnDraws, quiet_draws
+from loaderdoctor.instrument.handover.passes import LivePass, LoopsPass, OwnPass
+from loaderdoctor.instrument.handover.pools import (
+    DRAWS,
+    Event,
+    Kind,
+    OwnRest,
+    Pool,
+    PoolUnfitError,
+    Sample,
+)
+from loaderdoctor.instrument.trial.epoch_feeds import FETCH_LIMIT_S
 from loaderdoctor.instrument.trial.trial_checks import default_start_method, loader_settings
 from loaderdoctor.instrument.wire.records import TensorRecord
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings
 
-# A batch that takes longer is taken for a hang: spawning 16 workers that import torch takes half a
-# minute on two cores.
-FETCH_LIMIT_S = 120.0
 # Batches of the loop's own loader that other pools have to make again; the latest are kept.
 N_SAMPLES = 3
 
@@ -78,7 +79,7 @@ class LiveLoader:
         self._opened_last = self.own
         self._previous = self.own  # what was wanted before `wanted`
         self._pass: weakref.ref[LoopsPass] | None = None
-        self._draws: own_draws.OwnDraws | None = None  # once taken over
+        self._draws: OwnDraws | None = None  # once taken over
         self._kept: Pool | None = None  # persistent workers, between passes
         self._kept_marks: Marks | None = None  # the dataset, as those workers were started with it
         self._own_marks: Marks | None = None  # the same for its own, of this pass or for good
@@ -166,9 +167,7 @@ class LiveLoader:
         loader = self._loader()
         if loader is not None:
             self._own_marks = marks(loader.dataset)
-        made = LoopsPass(self, None, OwnPass(own) if is_torchs(own) else None)
-        self._pass = weakref.ref(made)
-        return made
+        return self._new_pass(None, own)
 
     def begin_pass(self, open_own: Callable[[], Any]) -> tuple[LoopsPass, Any]:
         """`iter(loader)`: the pass, and torch's iterator where the loop gets that; else None.
@@ -184,12 +183,8 @@ class LiveLoader:
         self._look_again(loader)
         if self._draws is None and (self.wanted == self.own or self._lacks_samples):
             own = open_own()
-            made = LoopsPass(self, None, OwnPass(own) if is_torchs(own) else None)
-            self._pass = weakref.ref(made)
-            return made, own
-        made = LoopsPass(self, self._begin_taken(loader), None)
-        self._pass = weakref.ref(made)
-        return made, None
+            return self._new_pass(None, own), own
+        return self._new_pass(self._begin_taken(loader), None), None
 
     def close(self) -> None:
         """End workers that persist between passes."""
@@ -197,10 +192,15 @@ class LiveLoader:
         if kept is not None:
             kept.close()
 
+    def _new_pass(self, taken: LivePass | None, own: Any) -> LoopsPass:
+        made = LoopsPass(self, taken, OwnPass.of(own))
+        self._pass = weakref.ref(made)
+        return made
+
     def _begin_taken(self, loader: DataLoader[Any]) -> LivePass:
         if self._draws is None:
-            self._draws = own_draws.of_kept_workers(loader)
-        draws = self._draws = own_draws.begin(loader, self._draws)
+            self._draws = OwnDraws.of_kept_workers(loader)
+        draws = self._draws = OwnDraws.begin(loader, self._draws)
         stream = IndexStream(
             draws.next_index, lead=self.own.queue_length, quiet=quiet_draws(loader)
         )
@@ -239,7 +239,7 @@ class LiveLoader:
             self.wanted = self.own
             return None
         rest = OwnRest(self.own, seen.n_under_way(own))
-        self._draws = own_draws.continuing(loader, own)
+        self._draws = OwnDraws.continuing(loader, own)
         if loader._iterator is own:
             loader._iterator = None
         stream = IndexStream(
@@ -258,7 +258,7 @@ class LiveLoader:
         try:
             self._look(loader)
         except Exception as error:  # ours: the loop goes on with its own settings
-            self._not_opened(self.wanted, _in_words(error), "failed")
+            self._failed_with(self.wanted, _in_words(error), "failed")
             self.wanted = self.own
 
     def _look(self, loader: DataLoader[Any]) -> None:
@@ -269,7 +269,7 @@ class LiveLoader:
             nature.changed_by_loop |= nature.changed_since_start and kept
         reason = self.refusal(self.wanted)
         if reason is not None:
-            self.events.append(Event(kind="refused", settings=self.wanted, reason=reason))
+            self._happened("refused", self.wanted, reason)
             self.wanted = self.own
 
     def saw(self, sample: Sample | None, *, drew: bool, changed: bool) -> None:
@@ -316,7 +316,7 @@ class LiveLoader:
             n = max(1, settings.num_workers or 0)
             samples = [self._samples[i % len(self._samples)] for i in range(n)]
         else:
-            self._not_opened(settings, "no batch of its own could be compared", "refused")
+            self._failed_with(settings, "no batch of its own could be compared", "refused")
             return None
         is_own = settings == self.own  # waits as torch would: nothing else could serve
         try:
@@ -331,12 +331,12 @@ class LiveLoader:
                     opened=self._opened,
                 )
         except Exception as error:  # no process, no file, no memory; what can't be pickled
-            self._not_opened(settings, _in_words(error), "failed")
+            self._failed_with(settings, _in_words(error), "failed")
             return None
         self._kept_marks = marks(loader.dataset)
         if settings != self._opened_last:
             self._opened_last = settings
-            self.events.append(Event(kind="switched", settings=settings))
+            self._happened("switched", settings)
         return pool
 
     def failed(self, settings: Settings, error: Exception) -> Settings | None:
@@ -347,8 +347,7 @@ class LiveLoader:
                 return settings  # other draws of the same distribution, which is said
         if settings == self.own:
             return None
-        self.failures[settings] = _in_words(error)
-        self.events.append(Event(kind="failed", settings=settings, reason=_in_words(error)))
+        self._failed_with(settings, _in_words(error), "failed")
         self.wanted = self._before(settings)
         return self.wanted
 
@@ -376,14 +375,17 @@ class LiveLoader:
         before = self._previous
         return self.own if before == settings or before in self.failures else before
 
-    def _not_opened(self, settings: Settings, reason: str, kind: Kind) -> None:
+    def _failed_with(self, settings: Settings, reason: str, kind: Kind) -> None:
         self.failures[settings] = reason
+        self._happened(kind, settings, reason)
+
+    def _happened(self, kind: Kind, settings: Settings, reason: str = "") -> None:
         self.events.append(Event(kind=kind, settings=settings, reason=reason))
 
     def _drew(self, settings: Settings) -> None:
         if not self.nature.random:
             self.nature.draws = ("making a sample",)
-            self.events.append(Event(kind="draws", settings=settings))
+            self._happened("draws", settings)
 
 
 def _in_words(error: Exception) -> str:

@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import inspect
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from torch.utils.data import DataLoader, dataloader
+import torch
+from torch.utils.data import DataLoader, Sampler, dataloader
 
 from loaderdoctor.instrument.batches.digest import digest
-from loaderdoctor.instrument.handover.draw_watch import NotingInit, WatchedCollate
-from loaderdoctor.instrument.handover.stand_in import stand_in
+from loaderdoctor.instrument.dataset.draws import states
 from loaderdoctor.instrument.trial.epoch_feeds import LoaderFeed, shut_down
-from loaderdoctor.settings import Settings
+from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings
 
 Take = Callable[[], Any]
 # torch's own, whoever has wrapped it: the loop's iterator leads back to here.
-_FETCH: Any = inspect.unwrap(vars(dataloader._BaseDataLoaderIter)["__next__"])
+FETCH: Any = inspect.unwrap(vars(dataloader._BaseDataLoaderIter)["__next__"])
 _IN_PROCESS: Any = dataloader._SingleProcessDataLoaderIter
 _WORKERS: Any = dataloader._MultiProcessingDataLoaderIter
 
@@ -33,6 +33,94 @@ DIFFERS = (
     "a batch made again in another worker is not the same, though no generator was seen to be "
     "drawn from"
 )
+
+
+class WatchedCollate:
+    """A collate function that gives (batch, whether something was drawn for it).
+
+    For its process's first batch the states must have been noted (`note`), after it was seeded.
+    """
+
+    def __init__(self, collate: Callable[[Any], Any]) -> None:
+        self._collate = collate
+        self._before: tuple[Any, ...] | None = None
+
+    def note(self) -> None:
+        """The next batch begins here."""
+        self._before = states()
+
+    def __call__(self, samples: Any) -> tuple[Any, bool]:
+        """Collate, and compare with the states behind the batch before."""
+        batch = self._collate(samples)
+        before, self._before = self._before, states()
+        return batch, before is not None and before != self._before
+
+
+class NotingInit:
+    """A worker_init_fn that calls the user's and then notes the states for the first batch."""
+
+    def __init__(self, init: Callable[[int], None] | None, collate: WatchedCollate) -> None:
+        self._init = init
+        self._collate = collate
+
+    def __call__(self, worker_id: int) -> None:
+        """Runs in a worker that torch has just seeded."""
+        if self._init is not None:
+            self._init(worker_id)
+        self._collate.note()
+
+
+class NoIndexes(Sampler[Any]):
+    """Stands where a sampler stands; the indexes come from elsewhere."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
+def stand_in(loader: DataLoader[Any], effective: Settings | None = None) -> DataLoader[Any]:
+    """A loader over the same objects with `effective` settings (None: its own).
+
+    Made without its class's `__init__`: no warning is printed that the script would not print.
+    What torch draws for it comes from a generator of its own, and so leaves the loop's alone.
+    """
+    made: Any = object.__new__(DataLoader)
+    held = made.__dict__
+    held.update(vars(loader))
+    held["_iterator"] = None
+    held["generator"] = torch.Generator()
+    held["batch_sampler" if loader.batch_sampler is not None else "sampler"] = NoIndexes()
+    if effective is None:
+        return made  # type: ignore[no-any-return]
+    workers = effective.num_workers or 0
+    held["num_workers"] = workers
+    held["pin_memory"] = bool(effective.pin_memory)
+    held["persistent_workers"] = bool(workers and effective.persistent_workers)
+    held["in_order"] = True
+    held["timeout"] = 0
+    held["prefetch_factor"] = (
+        (effective.prefetch_factor or DEFAULT_PREFETCH_FACTOR) if workers else None
+    )
+    own_context = loader.multiprocessing_context if loader.num_workers else None
+    method = effective.start_method if workers else None
+    same = own_context is not None and method in (None, own_context.get_start_method())
+    # A context of the user's own making is kept where it starts workers the way that is asked for.
+    made.multiprocessing_context = own_context if workers and same else method
+    return made  # type: ignore[no-any-return]
+
+
+Kind = Literal["switched", "failed", "refused", "draws"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """What happened to a loader's settings."""
+
+    kind: Kind
+    settings: Settings  # complete
+    reason: str = ""
 
 
 class PoolUnfitError(Exception):
@@ -90,7 +178,7 @@ class _Indexes:
 class _InProcess(_IN_PROCESS):  # type: ignore[misc]  # Any: torch's, untyped
     """torch's iterator without workers, over indexes of ours."""
 
-    __next__ = _FETCH  # past our own hook, which would only hand it on
+    __next__ = FETCH  # past our own hook, which would only hand it on
 
     def __init__(self, loader: DataLoader[Any], indexes: _Indexes) -> None:
         self._indexes = indexes
@@ -103,7 +191,7 @@ class _InProcess(_IN_PROCESS):  # type: ignore[misc]  # Any: torch's, untyped
 class _Workers(_WORKERS):  # type: ignore[misc]  # Any: torch's, untyped
     """torch's iterator with workers, over indexes of ours, seeded as it is told."""
 
-    __next__ = _FETCH
+    __next__ = FETCH
 
     def __init__(self, loader: DataLoader[Any], indexes: _Indexes, seed: int) -> None:
         self._indexes = indexes
@@ -250,7 +338,7 @@ class OwnRest:
         if not self.n_under_way:
             raise StopIteration
         self.n_under_way -= 1
-        batch = _FETCH(own)
+        batch = FETCH(own)
         if not self.n_under_way:
             shut_down(own, stuck=False)
         return batch

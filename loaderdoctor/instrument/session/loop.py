@@ -31,7 +31,7 @@ from loaderdoctor.instrument.wire.records import BoundaryRecord
 if TYPE_CHECKING:
     import torch
 
-    from loaderdoctor.instrument.handover.loops_pass import LoopsPass
+    from loaderdoctor.instrument.handover.passes import LoopsPass
 
 MAX_PLACED = 16  # passes of a loader whose place in the code is looked up: training's is in them
 MAX_BOUNDARIES = 1000  # kept for Ended; a loop that re-creates its iterator makes one a step

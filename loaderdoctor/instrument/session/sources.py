@@ -231,7 +231,8 @@ class Sources:
 
         Raises SourceError with the reason where a trial is refused, and what the loader raises.
         """
-        from loaderdoctor.instrument.trial.open_trial import FETCH_LIMIT_S, open_trial
+        from loaderdoctor.instrument.trial.epoch_feeds import FETCH_LIMIT_S
+        from loaderdoctor.instrument.trial.open_trial import open_trial
 
         settings = request.settings or Settings()
         self._session.pristine = False

@@ -17,6 +17,9 @@ from typing import Any, Protocol
 from prefetch_generator import BackgroundGenerator
 from torch.utils.data import _utils
 
+# A batch that takes longer is taken for a hang: spawning 16 workers that import torch takes half a
+# minute on two cores.
+FETCH_LIMIT_S = 120.0
 # How long a thread or worker that doesn't react is waited for.
 CLOSE_LIMIT_S = 10.0
 # How often workers that hand nothing over are looked at: torch does so when a wait of it is over.

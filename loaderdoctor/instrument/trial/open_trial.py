@@ -28,6 +28,7 @@ from loaderdoctor.instrument.dataset.transforms import (
 from loaderdoctor.instrument.trial.data_axes import Note, TrialData, n_first, trial_data
 from loaderdoctor.instrument.trial.device_decode import files_of
 from loaderdoctor.instrument.trial.epoch_feeds import (
+    FETCH_LIMIT_S,
     BackgroundFeed,
     EpochFeed,
     LoaderFeed,
@@ -41,20 +42,12 @@ from loaderdoctor.instrument.trial.positions import from_batch
 from loaderdoctor.instrument.trial.resident import ResidentSource, resident
 from loaderdoctor.instrument.trial.side_stream import SideStreamSource
 from loaderdoctor.instrument.trial.spdl_feed import SpdlFeed
-from loaderdoctor.instrument.trial.synthetic import (
-    FieldSource,
-    SyntheticSource,
-    first_batch,
-)
+from loaderdoctor.instrument.trial.synthetic import FieldSource, SyntheticSource, first_batch
 from loaderdoctor.instrument.trial.thread_feed import ThreadFeed
 from loaderdoctor.instrument.trial.trial_checks import check, loader_settings, start_method_of
 from loaderdoctor.instrument.trial.worker_cpus import OnCpus, cpu_sets
 from loaderdoctor.instrument.wire.records import TensorRecord, TransferRecord
 from loaderdoctor.settings import Settings
-
-# A fetch that takes longer is taken for a hang: spawning 16 workers that import torch takes half
-# a minute on two cores.
-FETCH_LIMIT_S = 120.0
 
 OpenIter = Callable[[DataLoader[Any]], Any]
 

@@ -183,9 +183,9 @@ WORKLOADS = (
     Workload(
         name="csv",
         base="unet3d_h100",
-        told="ours: CSV files of 2,000 columns, batches of 8, 10 ms, two workers",
+        told="ours: CSV files of 1,000 columns, batches of 8, 10 ms, two workers",
         n_files=320,
-        record_bytes=2_000,
+        record_bytes=1_000,
         batch_size=8,
         compute_s=0.010,
         n_workers=2,

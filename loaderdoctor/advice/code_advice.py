@@ -19,6 +19,7 @@ from loaderdoctor.advice.ideas import (
     WORK_CHANGES,
     Change,
 )
+from loaderdoctor.estimate import binomial_interval
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.capacity import by_ablation, reachable_ms
 from loaderdoctor.findings.loop_words import OWN_BATCHES, makes_batches
@@ -86,6 +87,8 @@ def _of_work(finding: Finding, facts: Facts) -> Change | None:
 
 # Their share is of the step's own work, which no ablation touches.
 _COMPUTING = (Kind.TF32_OFF, Kind.GRAD_NOT_SET_TO_NONE, Kind.PADDING_WASTE)
+# Their share is that of lines of code among stack samples.
+_BY_LINES = (Kind.DATASET_FORMAT_BOUND, Kind.MANY_SMALL_FILES)
 _OF_STREAMS = (Kind.SAMPLES_REPEATED, Kind.IDLE_WORKERS)
 
 
@@ -128,6 +131,14 @@ def code_advice(facts: Facts, findings: Iterable[Finding]) -> tuple[CodeAdvice, 
     return tuple(out)
 
 
+def _most_of_lines(finding: Finding) -> float:
+    """How much more than estimated they may take: the upper end of what the hottest was seen."""
+    n, of = finding.evidence.get("line_looks"), finding.evidence.get("looks")
+    if not isinstance(n, int) or not isinstance(of, int) or not 0 < n <= of:
+        return 1.0
+    return binomial_interval(n, of)[1] * of / n
+
+
 def _of_library(facts: Facts) -> bool:
     loader = facts.main_loader
     return loader is not None and loader.stream is not None
@@ -140,6 +151,8 @@ def _bound_ms(finding: Finding, facts: Facts) -> float | None:
     if finding.share is None or facts.step_ms is None:
         return None
     bound_ms = finding.share * facts.step_ms
+    if finding.kind in _BY_LINES:
+        bound_ms = min(facts.step_ms, bound_ms * _most_of_lines(finding))
     reachable, machine = reachable_ms(facts), facts.machine
     if finding.kind is not Kind.WORKERS_SHARE_A_CORE or reachable is None or machine is None:
         return bound_ms

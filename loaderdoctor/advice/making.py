@@ -68,12 +68,15 @@ class Making:
         keeps_samples: bool = False,
         replaces: Kind | None = None,
         own_ms: float = 0.0,
+        most: float | None = None,
     ) -> CodeAdvice:
         """Advice that does away with that part of a batch; `replaces` the advice of that kind.
 
-        `own_ms`: what it does itself in the loop, each step, at the least.
+        `own_ms`: what it does itself in the loop, each step, at the least. `most`: what the part
+        may be at most, where it is estimated from stack samples.
         """
-        saved_ms, whole = max(0.0, self.saved_ms(part) - own_ms), fmt.ms(self.cost.step_ms)
+        saved_ms = max(0.0, self.saved_ms(part if most is None else max(part, most)) - own_ms)
+        whole = fmt.ms(self.cost.step_ms)
         return CodeAdvice(
             kind=replaces,
             title=title,

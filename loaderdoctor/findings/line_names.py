@@ -43,6 +43,17 @@ def seen_enough(hotspots: Iterable[LineHotspot]) -> bool:
     return low >= MIN_NAMED_SHARE
 
 
+def most_share(hotspots: Iterable[LineHotspot]) -> float:
+    """Of making a batch, the most that these lines may take: the upper end of 95 % intervals."""
+    counts: dict[str, tuple[float, int, int]] = {}
+    for hotspot in hotspots:
+        _, n, _ = counts.get(hotspot.phase, (0.0, 0, 0))
+        of = hotspot.of_stack_samples
+        counts[hotspot.phase] = hotspot.phase_share, min(n + hotspot.n_stack_samples, of), of
+    most = (share * binomial_interval(n, of)[1] for share, n, of in counts.values())
+    return min(1.0, sum(most))
+
+
 def hottest(facts: Facts, phase: str | None = None) -> LineHotspot | None:
     """The line that takes most (of one phase), where enough was seen to name one."""
     lines = facts.workers.lines if facts.workers is not None else ()

@@ -20,6 +20,9 @@ from loaderdoctor.facts.whole import Facts
 # Fewer steps say nothing about a mean whose noise is a few percent.
 MIN_STEPS = 5
 MOST_OF_STEP = 0.5
+# Other programs make every part longer, waits and validation too: beside them a part that goes
+# before the host's needs twice what is moderate.
+BESIDE_OTHERS_SHARE = 2 * MODERATE_SHARE
 # Recording that takes this much of a step hides waits worth a verdict: a pool that is just as fast
 # as the recorded step holds the loop up by as much of it without.
 HIDING_SHARE = 0.2
@@ -139,7 +142,8 @@ def _beside_others(
     if host_low >= HIGH_SHARE:
         return "host", "high"
     other, severity = _largest({**values, "host": host_low}, low)
-    if severity not in ("none", "uncertain") and (values.get(other) or 0.0) > host_low:
+    share = values.get(other) or 0.0
+    if severity not in ("none", "uncertain") and share >= max(host_low, BESIDE_OTHERS_SHARE):
         return other, severity
     return "host", "moderate" if host_low >= MODERATE_SHARE else "uncertain"
 

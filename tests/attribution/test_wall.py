@@ -168,6 +168,7 @@ def test_shares_of_all_the_time_sum_to_one() -> None:
         (0.10, 0.60, 0.25, None, "host", "high"),
         (0.10, 0.60, 0.15, None, "host", "moderate"),
         (0.02, 0.46, 0.06, None, "host", "moderate"),
+        (0.07, 0.42, 0.00, None, "host", "uncertain"),  # a little more than moderate, beside others
         (0.02, 0.46, 0.02, None, "host", "uncertain"),
     ],
 )

@@ -25,9 +25,8 @@ from loaderdoctor.instrument.wire.worker_log import WorkerLog
 from loaderdoctor.report.charts.subjects import Prediction
 from loaderdoctor.report.console.page import console_text
 from loaderdoctor.report.files import RunFolder, plain_name
-from loaderdoctor.report.html.figures import HtmlExtras
+from loaderdoctor.report.html.figures import HtmlExtras, TracedSteps
 from loaderdoctor.report.html.page import write_html
-from loaderdoctor.report.html.timelines import TracedSteps
 from loaderdoctor.report.model import Report
 from loaderdoctor.report.traces.captures import Overlay, worker_name, write_capture
 from loaderdoctor.report.traces.raw_trace import bytes_to_write

@@ -12,7 +12,7 @@ from loaderdoctor.errors import UsageError
 from loaderdoctor.proving.edits import FileEdit, Hunk, file_edits, hunks
 from loaderdoctor.proving.judge import Promise
 from loaderdoctor.report.model import Report
-from loaderdoctor.report.script import Script
+from loaderdoctor.report.run_model import Script
 from loaderdoctor.report.words.changes import Change, changes_of
 from loaderdoctor.secrets import MASK
 

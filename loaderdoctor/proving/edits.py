@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from loaderdoctor.errors import UsageError
-from loaderdoctor.report.script import text_hash
+from loaderdoctor.report.run_model import text_hash
 
 _LINE_END = re.compile(r"(\r\n|\r|\n)")
 _MARK = "\ufeff"  # of a file that begins with a byte order mark; no text that was read holds it

@@ -19,12 +19,11 @@ from loaderdoctor.findings.line_names import seen_enough, spread_words
 from loaderdoctor.findings.loader_change import workers_forecast_bytes
 from loaderdoctor.findings.model import Finding, Tested
 from loaderdoctor.instrument.wire.records import Environment, LoaderRecord
-from loaderdoctor.report import machine_model, model
+from loaderdoctor.report import model, run_model
 from loaderdoctor.report.files import plain_value
-from loaderdoctor.report.machine_model import Cpu, Outside, Wall
 from loaderdoctor.report.model import Trial
 from loaderdoctor.report.own_warnings import warnings_of
-from loaderdoctor.report.script import script_of
+from loaderdoctor.report.run_model import Cpu, Outside, Wall, script_of
 from loaderdoctor.report.words.gpu import epoch_sentence, idle_gaps_sentence
 from loaderdoctor.report.words.inference import of_inference
 from loaderdoctor.report.words.method import method_sentences
@@ -289,7 +288,7 @@ def _workers(facts: WorkerFacts | None) -> model.Workers | None:
     )
 
 
-def gpu_of(facts: Facts) -> machine_model.Gpu | None:
+def gpu_of(facts: Facts) -> run_model.Gpu | None:
     """None where neither a device nor its memory was seen."""
     trace, step = facts.trace, facts.step
     devices = trace.gpu_devices if trace is not None else ()
@@ -302,21 +301,21 @@ def gpu_of(facts: Facts) -> machine_model.Gpu | None:
         reserved = max((d.peak_reserved_bytes or 0 for d in recorded), default=None)
     if not devices and busy is None and allocated is None:
         return None
-    return machine_model.Gpu(
-        devices=tuple(_like(machine_model.GpuDevice, device) for device in devices),
+    return run_model.Gpu(
+        devices=tuple(_like(run_model.GpuDevice, device) for device in devices),
         peak_allocated_bytes=allocated,
         peak_reserved_bytes=reserved,
         busy=_busy(busy, step) if busy is not None else None,
     )
 
 
-def _busy(busy: BusyFacts, step: StepFacts | None) -> machine_model.GpuBusy:
+def _busy(busy: BusyFacts, step: StepFacts | None) -> run_model.GpuBusy:
     gaps = busy.idle_gaps
     return _like(
-        machine_model.GpuBusy,
+        run_model.GpuBusy,
         busy,
         summary=idle_gaps_sentence(busy) + epoch_sentence(busy, step),
-        idle_gaps=_like(machine_model.GpuIdleGaps, gaps) if gaps is not None else None,
+        idle_gaps=_like(run_model.GpuIdleGaps, gaps) if gaps is not None else None,
     )
 
 

@@ -11,9 +11,7 @@ import msgspec
 
 from loaderdoctor.advice.candidates import PredictedFrom
 from loaderdoctor.estimate import Interval
-from loaderdoctor.report.machine_model import Cpu, Gpu, Wall
-from loaderdoctor.report.run_model import Run
-from loaderdoctor.report.script import Script
+from loaderdoctor.report.run_model import Cpu, Gpu, Run, Script, Wall
 
 SCHEMA = "loaderdoctor.report/1"
 

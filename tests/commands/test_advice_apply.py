@@ -14,7 +14,7 @@ from loaderdoctor.proving.advised import advised, words_of
 from loaderdoctor.proving.journal import JOURNAL, standing
 from loaderdoctor.report.files import encode_report, read_report
 from loaderdoctor.report.model import Recommendation, Report
-from loaderdoctor.report.script import Script, text_hash
+from loaderdoctor.report.run_model import Script, text_hash
 
 GOLDEN = Path(__file__).parents[1] / "report" / "golden" / "input_bound.json"
 BEFORE = 'loader = DataLoader(ds)\nfor x in loader:\n\tprint("ä")\n'

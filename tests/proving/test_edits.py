@@ -9,7 +9,7 @@ import pytest
 
 from loaderdoctor.errors import UsageError
 from loaderdoctor.proving.edits import FileEdit, Hunk, file_edits, hunks
-from loaderdoctor.report.script import text_hash
+from loaderdoctor.report.run_model import text_hash
 
 CODE = """train.py:3
 - loader = DataLoader(ds)  # mine

@@ -14,7 +14,7 @@ import pytest
 
 from loaderdoctor.report.files import encode_report
 from loaderdoctor.report.model import Recommendation, Report
-from loaderdoctor.report.script import Script, text_hash
+from loaderdoctor.report.run_model import Script, text_hash
 from tests.python_path import python_path
 
 pytestmark = pytest.mark.slow

@@ -20,8 +20,7 @@ from loaderdoctor.facts.pictures import (
 )
 from loaderdoctor.report import model
 from loaderdoctor.report.charts.subjects import Prediction
-from loaderdoctor.report.html.figures import HtmlExtras
-from loaderdoctor.report.html.timelines import TracedSteps
+from loaderdoctor.report.html.figures import HtmlExtras, TracedSteps
 from tests.report import sample_facts, samples
 
 HOSTILE = (

@@ -148,7 +148,7 @@ def _sweep_into(run: Run, began: float) -> int:
         try:
             partial.save()
             folder.write_report(report, text)
-            from loaderdoctor.report.charts.png_files import write_plots
+            from loaderdoctor.report.charts.draw import write_plots
             from loaderdoctor.report.html.page import write_html
             from loaderdoctor.report.traces.scalars import write_scalars
 

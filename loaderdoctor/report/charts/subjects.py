@@ -9,8 +9,8 @@ from typing import Any
 from loaderdoctor import format as fmt
 from loaderdoctor.estimate import Interval
 from loaderdoctor.facts.pictures import SampleTimes, StepTimeline, WaitSeries
-from loaderdoctor.report.machine_model import GpuBusy
 from loaderdoctor.report.model import Report, Trial
+from loaderdoctor.report.run_model import GpuBusy
 from loaderdoctor.report.words.parts import SHARE_ORDER
 from loaderdoctor.report.words.trials import UNCLEAR, is_clear, trial_mark
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR

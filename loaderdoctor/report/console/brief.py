@@ -16,25 +16,28 @@ from rich.text import Text
 from loaderdoctor import format as fmt
 from loaderdoctor.findings.model import Kind
 from loaderdoctor.format import plain
-from loaderdoctor.report.console.bars import Capped
-from loaderdoctor.report.console.changes import (
+from loaderdoctor.report.console.renderables import Capped
+from loaderdoctor.report.console.sections import (
     IDEAS,
     IN_THE_STEP,
-    change_lines,
-    change_outline,
-    idea_lines,
-)
-from loaderdoctor.report.console.first_screen import (
     PROSE_WIDTH,
     ablation,
+    change_lines,
+    change_outline,
     finding_head,
+    idea_lines,
     indented,
     section,
     step,
     verdict,
 )
-from loaderdoctor.report.console.preset_table import PresetTable
-from loaderdoctor.report.console.tables import RanksTable, TrialsTable, claims_table, whole_run
+from loaderdoctor.report.console.tables import (
+    PresetTable,
+    RanksTable,
+    TrialsTable,
+    claims_table,
+    whole_run,
+)
 from loaderdoctor.report.model import Finding, Report
 from loaderdoctor.report.words.brief import causes, shortened
 from loaderdoctor.report.words.changes import (

@@ -16,31 +16,29 @@ from rich.text import Text
 
 from loaderdoctor import format as fmt
 from loaderdoctor.format import plain
-from loaderdoctor.report.console.bars import Legible
 from loaderdoctor.report.console.brief import BriefPage
-from loaderdoctor.report.console.changes import (
+from loaderdoctor.report.console.renderables import Legible
+from loaderdoctor.report.console.sections import (
     IDEAS,
     IN_THE_STEP,
-    idea_lines,
-    prescription_lines,
-)
-from loaderdoctor.report.console.first_screen import (
     ablation,
     findings,
+    idea_lines,
+    prescription_lines,
     section,
     step,
     verdict,
 )
-from loaderdoctor.report.console.preset_table import PresetTable
 from loaderdoctor.report.console.tables import (
+    PresetTable,
     RanksTable,
     TrialsTable,
     claims_table,
     machines_table,
     whole_run,
 )
-from loaderdoctor.report.machine_model import Gpu
 from loaderdoctor.report.model import MemoryHistory, Report, Workers
+from loaderdoctor.report.run_model import Gpu
 from loaderdoctor.report.words import gpu as gpu_words
 from loaderdoctor.report.words.first_screen import listed, other_loader_sentences
 from loaderdoctor.report.words.parts import is_outside, whole_of

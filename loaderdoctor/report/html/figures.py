@@ -1,24 +1,25 @@
-"""The charts of a report, each with the same figures as a table.
+"""The charts of a report, each with the same figures as a table: for wide and for narrow pages.
 
 Where drawing fails, the table stands in the chart's place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from markupsafe import Markup
+
 from loaderdoctor import format as fmt
-from loaderdoctor.facts.pictures import SampleTimes, WaitSeries
+from loaderdoctor.facts.pictures import SampleTimes, StepTimeline, WaitSeries
 from loaderdoctor.report.charts.subjects import (
     NO_PREFETCH,
     Bars,
-    Grid,
-    Labelled,
     Prediction,
     Predictions,
     RunLine,
+    Subject,
     gpu_memory_bars,
     host_memory_bars,
     share_stacks,
@@ -27,13 +28,78 @@ from loaderdoctor.report.charts.subjects import (
     time_note,
     workers_by_prefetch,
 )
-from loaderdoctor.report.html.chart import Chart, Table, drawn
-from loaderdoctor.report.html.timelines import TracedSteps, before_after, drawn_alike, timeline
-from loaderdoctor.report.machine_model import GpuBusy
 from loaderdoctor.report.model import Report
-from loaderdoctor.report.run_model import Run
+from loaderdoctor.report.run_model import GpuBusy, Run
 from loaderdoctor.report.words import run as run_words
 from loaderdoctor.report.words.trials import is_clear
+
+# What the colours of a timeline mean, by the page's name for each.
+DOING_WORDS = {
+    "input": "getting a batch",
+    "copy": "copying to the device",
+    "communication": "collectives",
+    "host": "host work",
+    "compute": "compute",
+    "sync": "waiting for the device",
+    "fetch": "loading samples",
+    "collate": "collating",
+    "send": "handing over the batch",
+    "pin": "pinning or moving batches",
+    "other": "not recorded",
+}
+_WHICH = {"typical": "A typical step", "slowest": "The slowest step", "only": "The step"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows of text under headings; the first column names the row."""
+
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """One chart as the page shows it: `wide` and `narrow` are the same chart; None: not drawn."""
+
+    name: str
+    title: str
+    note: str
+    legend: tuple[tuple[str, str], ...] = ()  # (colour of the page, words)
+    wide: Markup | None = None
+    narrow: Markup | None = None
+    table: Table | None = None
+    problem: str | None = None
+
+
+def _drawn(
+    subject: Subject,
+    *,
+    name: str,
+    title: str,
+    note: str,
+    legend: Iterable[tuple[str, str]] = (),
+    headings: Sequence[str] = (),
+    rows: Iterable[Sequence[str]] = (),
+) -> Chart:
+    """The chart with its pictures for both widths; with the reason where the library failed."""
+    table = Table(headings=tuple(headings), rows=tuple(map(tuple, rows))) if headings else None
+    made = Chart(name=name, title=title, note=note, legend=tuple(legend), table=table)
+    try:
+        from loaderdoctor.report.charts.draw import svg_pair
+
+        wide, narrow = svg_pair(subject, name=name, description=title)
+    except Exception as error:  # a broken library must not cost the report
+        return replace(made, problem=f"{type(error).__name__}: {error}")
+    return replace(made, wide=wide, narrow=narrow)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedSteps:
+    """Steps of one capture; `label` says under which settings, None where there is one capture."""
+
+    label: str | None
+    steps: tuple[StepTimeline, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,11 +136,11 @@ def charts_of(report: Report, extras: HtmlExtras) -> Charts:
     own = next(iter(extras.traced), None)
     steps = [(traced, step) for traced in extras.traced for step in traced.steps]
     return Charts(
-        before_after=before_after(own, extras.advised),
+        before_after=_before_after(own, extras.advised),
         timelines=tuple(
-            timeline(number, traced, step)
+            _timeline(number, traced, step)
             for number, (traced, step) in enumerate(steps)
-            if number or not drawn_alike(own, extras.advised)
+            if number or not _drawn_alike(own, extras.advised)
         ),
         waits=_waits(extras.waits) if extras.waits is not None else None,
         samples=_samples(extras.samples) if extras.samples is not None else None,
@@ -85,64 +151,114 @@ def charts_of(report: Report, extras: HtmlExtras) -> Charts:
     )
 
 
+def _before_after(own: TracedSteps | None, other: TracedSteps | None) -> tuple[Chart, ...]:
+    """A typical step as it is and one as advised, to the same scale; empty without both."""
+    if own is None or other is None or not (own.steps and other.steps):
+        return ()
+    axis_ms = max(own.steps[0].wall_ms, other.steps[0].wall_ms)
+    return tuple(
+        replace(
+            _timeline(name, traced, replace(traced.steps[0], axis_ms=axis_ms)),
+            title=f"{words}: {fmt.ms(traced.steps[0].wall_ms)}",
+        )
+        for name, traced, words in (
+            ("before", own, "As it is"),
+            ("after", other, f"With {fmt.plain(other.label or 'what is advised')}"),
+        )
+    )
+
+
+def _drawn_alike(own: TracedSteps | None, other: TracedSteps | None) -> bool:
+    """Whether the pair's first picture is that of the step by itself: one of them will do."""
+    return (
+        own is not None
+        and other is not None
+        and bool(own.steps and other.steps)
+        and own.steps[0].wall_ms >= other.steps[0].wall_ms
+    )
+
+
+def _timeline(number: int | str, traced: TracedSteps, step: StepTimeline) -> Chart:
+    """What each thread, the device and the workers did in one step."""
+    strips = [(row, strip) for row in step.rows for strip in row.strips if strip.spans]
+    shown = {strip.doing for _, strip in strips}
+    title = f"{_WHICH[step.which]}: {fmt.ms(step.wall_ms)}"
+    if traced.label is not None:
+        title += f", {fmt.plain(traced.label)}"
+    note = f"Step {step.number} of the {step.n_steps} measured in the trace."
+    if step.n_workers_left_out:
+        note += f" {fmt.count(step.n_workers_left_out, 'more row')} of workers left out."
+    whole_ms = step.wall_ms
+    return _drawn(
+        step,
+        name=f"step-{number}",
+        title=title,
+        note=note,
+        legend=((doing, words) for doing, words in DOING_WORDS.items() if doing in shown),
+        headings=("row", "doing", "time", "of the step"),
+        rows=(
+            (
+                row.name,
+                DOING_WORDS[strip.doing],
+                fmt.ms(strip.total_ms),
+                fmt.share(strip.total_ms / whole_ms if whole_ms else None),
+            )
+            for row, strip in strips
+        ),
+    )
+
+
 def _busy(series: GpuBusy) -> Chart:
-    idle_gaps = series.idle_gaps
+    gaps, shares = series.idle_gaps, series.shares or (0.0,)
     legend = [("compute", "a kernel runs")]
-    headings, row = ["window", "mean", "lowest", "idle gaps"], []
-    shares = series.shares or (0.0,)
-    row = [
-        fmt.seconds(series.window_ms / 1e3),
-        fmt.share(sum(shares) / len(shares)),
-        fmt.share(min(shares)),
-        f"{idle_gaps.n:,}" if idle_gaps is not None else "0",
-    ]
-    if idle_gaps is not None:
+    figures = {
+        "window": fmt.seconds(series.window_ms / 1e3),
+        "mean": fmt.share(sum(shares) / len(shares)),
+        "lowest": fmt.share(min(shares)),
+        "idle gaps": f"{gaps.n:,}" if gaps is not None else "0",
+    }
+    if gaps is not None:
         legend.append(("input", "falls idle"))
-        headings += ["each", "period", "in steps", "busy otherwise", "in the gaps", "waiting"]
-        row += [
-            fmt.seconds(idle_gaps.mean_ms / 1e3),
-            fmt.seconds(idle_gaps.period_ms / 1e3) if idle_gaps.period_ms is not None else "–",
-            f"{idle_gaps.period_steps:g}" if idle_gaps.period_steps is not None else "–",
-            fmt.share(idle_gaps.usual_share),
-            fmt.share(idle_gaps.low_share),
-            fmt.share(idle_gaps.waiting_share),
-        ]
-    chart = Chart(
+        figures |= {
+            "each": fmt.seconds(gaps.mean_ms / 1e3),
+            "period": fmt.seconds(gaps.period_ms / 1e3) if gaps.period_ms is not None else "–",
+            "in steps": f"{gaps.period_steps:g}" if gaps.period_steps is not None else "–",
+            "busy otherwise": fmt.share(gaps.usual_share),
+            "in the gaps": fmt.share(gaps.low_share),
+            "waiting": fmt.share(gaps.waiting_share),
+        }
+    return _drawn(
+        series,
         name="gpu-busy",
         title="GPU-busy over time",
         note=f"{series.summary} Each value is of {fmt.seconds(series.over_ms / 1e3)}.",
-        legend=tuple(legend),
-        table=Table(headings=tuple(headings), rows=(tuple(row),)),
+        legend=legend,
+        headings=tuple(figures),
+        rows=[tuple(figures.values())],
     )
-    return drawn(chart, series)
 
 
 def _run(run: Run) -> Chart:
-    shown = list(run_words.parts(run.time))
-    legend = tuple((colour, words) for words, colour, _ in shown)
+    legend = [(colour, words) for words, colour, _ in run_words.parts(run.time)]
     if run.alerts:
-        legend = (*legend, ("ink", "something was told"))
-    chart = Chart(
+        legend.append(("ink", "something was told"))
+    stretches = tuple(
+        (
+            stretch.start_s,
+            stretch.end_s,
+            tuple((colour, share) for _, colour, share in run_words.parts(stretch.time)),
+        )
+        for stretch in run.timeline
+    )
+    return _drawn(
+        RunLine(stretches=stretches, alerts=tuple(alert.at_s for alert in run.alerts)),
         name="run-line",
         title="Where the time went",
         note=f"{fmt.count(len(run.timeline), 'stretch', 'stretches')} of the run, in order.",
         legend=legend,
-        table=Table(
-            headings=run_words.EPOCH_HEADINGS, rows=tuple(run_words.epoch_rows(run.epochs))
-        ),
+        headings=run_words.EPOCH_HEADINGS,
+        rows=run_words.epoch_rows(run.epochs),
     )
-    subject = RunLine(
-        stretches=tuple(
-            (
-                stretch.start_s,
-                stretch.end_s,
-                tuple((colour, share) for _, colour, share in run_words.parts(stretch.time)),
-            )
-            for stretch in run.timeline
-        ),
-        alerts=tuple(alert.at_s for alert in run.alerts),
-    )
-    return drawn(chart, subject)
 
 
 def _waits(series: WaitSeries) -> Chart:
@@ -156,52 +272,36 @@ def _waits(series: WaitSeries) -> Chart:
         legend.append(("good", "an epoch begins (dashes)"))
     if series.windows:
         legend.append(("muted", "a later window begins"))
-    table = Table(
-        headings=(
-            "batches",
-            "mean wait",
-            "median",
-            "95 % of them below",
-            "longest",
-            "epochs begun",
-        ),
-        rows=(
-            (
-                f"{n:,}",
-                fmt.ms(series.mean_ms),
-                fmt.ms(series.quantile_ms(0.5)),
-                fmt.ms(series.quantile_ms(0.95)),
-                fmt.ms(max(series.waits_ms)),
-                f"{len(series.epochs):,}",
-            ),
-        ),
+    figures = {
+        "batches": f"{n:,}",
+        "mean wait": fmt.ms(series.mean_ms),
+        "median": fmt.ms(series.quantile_ms(0.5)),
+        "95 % of them below": fmt.ms(series.quantile_ms(0.95)),
+        "longest": fmt.ms(max(series.waits_ms)),
+        "epochs begun": f"{len(series.epochs):,}",
+    }
+    return _drawn(
+        series,
+        name="waits",
+        title="Wait for each batch",
+        note=note,
+        legend=legend,
+        headings=tuple(figures),
+        rows=[tuple(figures.values())],
     )
-    chart = Chart(
-        name="waits", title="Wait for each batch", note=note, legend=tuple(legend), table=table
-    )
-    return drawn(chart, series)
 
 
 def _samples(samples: SampleTimes) -> Chart:
-    table = Table(
-        headings=("samples", "median", "95 % of them below", "slowest"),
-        rows=(
-            (
-                f"{samples.n:,}",
-                fmt.ms(samples.median_ms),
-                fmt.ms(samples.p95_ms),
-                fmt.ms(samples.max_ms),
-            ),
-        ),
-    )
-    chart = Chart(
+    median, p95 = fmt.ms(samples.median_ms), fmt.ms(samples.p95_ms)
+    return _drawn(
+        samples,
         name="samples",
         title="Time to load a sample",
-        note=f"{fmt.count(samples.n, 'sample')}. Line: the median, {fmt.ms(samples.median_ms)}. "
-        f"Dashes: 95 % are below {fmt.ms(samples.p95_ms)}.",
-        table=table,
+        note=f"{fmt.count(samples.n, 'sample')}. Line: the median, {median}. "
+        f"Dashes: 95 % are below {p95}.",
+        headings=("samples", "median", "95 % of them below", "slowest"),
+        rows=[(f"{samples.n:,}", median, p95, fmt.ms(samples.max_ms))],
     )
-    return drawn(chart, samples)
 
 
 def _trials(report: Report) -> Iterator[Chart]:
@@ -213,99 +313,73 @@ def _trials(report: Report) -> Iterator[Chart]:
     if len(ran) < 2:
         return
     rows = [(f"#{i} · {trial.label}", i) for i, trial in ran]
-    chart = Chart(
+    yield _drawn(
+        Bars(bars=step_bars(report, rows)),
         name="trial-times",
         title="Step time by settings",
         note=time_note(report),
-        legend=tuple(time_legend(report)),
+        legend=time_legend(report),
     )
-    yield drawn(chart, Bars(bars=step_bars(report, rows)))
     shared = [row for row in rows if report.trials[row[1]].shares is not None]
     if len(shared) > 1:
         stacks = share_stacks(report, shared)
-        chart = Chart(
+        yield _drawn(
+            stacks,
             name="trial-shares",
             title="Where the step goes, by settings",
             note="Percent of each trial's step, in the same order; trials that were not traced "
             "have no bar.",
-            legend=tuple((name, name) for name in stacks.parts),
+            legend=((name, name) for name in stacks.parts),
         )
-        yield drawn(chart, stacks)
     own: Mapping[str, Any] = report.loaders[0].settings if report.loaders else {}
     cells = workers_by_prefetch([t for _, t in ran], own)
     if cells is not None:
-        yield _grid(cells)
-    yield from _memory(report, rows)
-
-
-def _grid(cells: Grid) -> Chart:
-    table = Table(
-        headings=("", *(_prefetch(factor) for factor in cells.prefetch)),
-        rows=tuple(
-            (
-                fmt.count(workers, "worker"),
-                *(
-                    fmt.number(cells.step_ms[row, column])
-                    if (row, column) in cells.step_ms
-                    else "–"
-                    for column in range(len(cells.prefetch))
-                ),
-            )
-            for row, workers in enumerate(cells.workers)
-        ),
-    )
-    chart = Chart(
-        name="grid",
-        title="Workers × prefetch",
-        note="Milliseconds a step; the darker, the slower. Of trials that differ in other settings "
-        "too, the fastest.",
-        table=table,
-    )
-    return drawn(chart, cells)
-
-
-def _prefetch(factor: str) -> str:
-    return factor if factor == NO_PREFETCH else f"prefetch {factor}"
-
-
-def _memory(report: Report, rows: Labelled) -> Iterator[Chart]:
-    trials = report.trials
-    on_gpu = [row for row in rows if trials[row[1]].gpu_peak_allocated_bytes is not None]
+        factors = [f if f == NO_PREFETCH else f"prefetch {f}" for f in cells.prefetch]
+        known = {at: fmt.number(ms) for at, ms in cells.step_ms.items()}
+        yield _drawn(
+            cells,
+            name="grid",
+            title="Workers × prefetch",
+            note="Milliseconds a step; the darker, the slower. Of trials that differ in other "
+            "settings too, the fastest.",
+            headings=("", *factors),
+            rows=(
+                (
+                    fmt.count(workers, "worker"),
+                    *(known.get((row, column), "–") for column in range(len(factors))),
+                )
+                for row, workers in enumerate(cells.workers)
+            ),
+        )
+    on_gpu = [row for row in rows if report.trials[row[1]].gpu_peak_allocated_bytes is not None]
     if on_gpu:
-        chart = Chart(
+        yield _drawn(
+            Bars(bars=gpu_memory_bars(report, on_gpu)),
             name="gpu-memory",
             title="GPU memory",
             note="Peaks of the training process.",
             legend=(("plain", "allocated"), ("ink", "reserved (line)")),
         )
-        yield drawn(chart, Bars(bars=gpu_memory_bars(report, on_gpu)))
-    on_host = [row for row in rows if trials[row[1]].host_bytes is not None]
+    on_host = [row for row in rows if report.trials[row[1]].host_bytes is not None]
     if on_host:
-        chart = Chart(
+        yield _drawn(
+            Bars(bars=host_memory_bars(report, on_host)),
             name="host-memory",
             title="Host memory",
             note="Of the training process and its workers together.",
         )
-        yield drawn(chart, Bars(bars=host_memory_bars(report, on_host)))
 
 
 def _predictions(pairs: Sequence[Prediction]) -> Chart:
     pairs = [replace(pair, label=fmt.plain(pair.label)) for pair in pairs]
-    table = Table(
-        headings=("settings", "predicted", "measured"),
-        rows=tuple(
-            (
-                pair.label,
-                fmt.ms(pair.predicted_ms),
-                fmt.ms(pair.measured_ms, pair.measured_ci_ms),
-            )
-            for pair in pairs
-        ),
-    )
-    chart = Chart(
+    return _drawn(
+        Predictions(pairs=tuple(pairs)),
         name="predictions",
         title="Predicted against measured",
         note="Milliseconds a step. Ring: predicted from the diagnosis. Dot: measured in this run.",
-        table=table,
+        headings=("settings", "predicted", "measured"),
+        rows=(
+            (x.label, fmt.ms(x.predicted_ms), fmt.ms(x.measured_ms, x.measured_ci_ms))
+            for x in pairs
+        ),
     )
-    return drawn(chart, Predictions(pairs=tuple(pairs)))

@@ -13,8 +13,7 @@ from markupsafe import Markup
 from loaderdoctor import __version__
 from loaderdoctor import format as fmt
 from loaderdoctor.report.files import RunFolder, write_bytes
-from loaderdoctor.report.html.chart import Table
-from loaderdoctor.report.html.figures import HtmlExtras, charts_of
+from loaderdoctor.report.html.figures import HtmlExtras, Table, charts_of
 from loaderdoctor.report.model import Report
 from loaderdoctor.report.ranks import KEY as RANKS_KEY
 from loaderdoctor.report.ranks import outliers_first, rank_columns

@@ -12,8 +12,13 @@ import msgspec
 
 from loaderdoctor.facts.pictures import BatchCopy, Tracks
 from loaderdoctor.report.files import RunFolder, atomic_writer
-from loaderdoctor.report.traces.crossing import without_crossing
-from loaderdoctor.report.traces.raw_trace import gzip_writer, read_raw, write_raw, written_of
+from loaderdoctor.report.traces.raw_trace import (
+    gzip_writer,
+    read_raw,
+    without_crossing,
+    write_raw,
+    written_of,
+)
 from loaderdoctor.report.traces.tensorboard import Wait, write_plugin_trace
 from loaderdoctor.trace.source import OnShare
 

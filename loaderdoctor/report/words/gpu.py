@@ -8,13 +8,13 @@ from statistics import fmean
 from loaderdoctor import format as fmt
 from loaderdoctor.facts.loop import StepFacts
 from loaderdoctor.facts.trace import BusyFacts, IdleGapFacts
-from loaderdoctor.report import machine_model, model
+from loaderdoctor.report import model, run_model
 
 # Two lists of tensor-core kernels that differ by less tell the same.
 SAME_SHARE = 0.005
 
 
-def device_figures(device: machine_model.GpuDevice) -> tuple[tuple[str, str], ...]:
+def device_figures(device: run_model.GpuDevice) -> tuple[tuple[str, str], ...]:
     """(what, figure) of one device, those that were recorded."""
     figures = [
         ("utilisation", device.utilization_share),
@@ -30,7 +30,7 @@ def device_figures(device: machine_model.GpuDevice) -> tuple[tuple[str, str], ..
     return tuple(shown)
 
 
-def memory_figures(gpu: machine_model.Gpu) -> tuple[tuple[str, str], ...]:
+def memory_figures(gpu: run_model.Gpu) -> tuple[tuple[str, str], ...]:
     """(what, figure) of the peaks; of the device's memory where its size is known."""
     if gpu.peak_allocated_bytes is None:
         return ()
@@ -42,7 +42,7 @@ def memory_figures(gpu: machine_model.Gpu) -> tuple[tuple[str, str], ...]:
     return tuple(shown)
 
 
-def heading(device: machine_model.GpuDevice, n_devices: int) -> str:
+def heading(device: run_model.GpuDevice, n_devices: int) -> str:
     """Which device figures are of; empty where there is one."""
     if n_devices < 2:
         return ""

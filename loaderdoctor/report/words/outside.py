@@ -10,8 +10,8 @@ from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.findings.model import Finding as FoundFinding
 from loaderdoctor.findings.model import Kind
 from loaderdoctor.findings.rules.outside import named, outside_words
-from loaderdoctor.report.machine_model import Outside
 from loaderdoctor.report.model import Finding, Report
+from loaderdoctor.report.run_model import Outside
 
 # More places than this are not named in one sentence.
 _MOST_NAMED = 3

@@ -18,8 +18,8 @@ from rich.text import Text
 from loaderdoctor.facts.shares import Bound, VerdictSeverity
 from loaderdoctor.findings.model import Finding, Kind, Severity
 from loaderdoctor.report import model
-from loaderdoctor.report.console.bars import cells
 from loaderdoctor.report.console.page import console_text, render_report
+from loaderdoctor.report.console.renderables import cells
 from tests.report import samples
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loaderdoctor.report.traces.crossing import FIRST_TID, without_crossing
+from loaderdoctor.report.traces.raw_trace import FIRST_TID, without_crossing
 
 Event = dict[str, Any]
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from loaderdoctor.report.charts.draw import (write_plots)
+from loaderdoctor.report.charts.draw import write_plots
 from loaderdoctor.report.files import RunFolder, read_report
 
 RESULTS = Path(__file__).with_name("results")

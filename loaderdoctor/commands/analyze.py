@@ -39,10 +39,9 @@ from loaderdoctor.facts.trace import TraceFacts
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.find import find
 from loaderdoctor.findings.model import Finding
-from loaderdoctor.report.build import Judged, RunNotes, Tried, build_report, step_of
+from loaderdoctor.report.build import Judged, RunNotes, Tried, build_report, rank_rows, step_of
 from loaderdoctor.report.files import decode_report
 from loaderdoctor.report.model import Recommendation, Report, ReportWarning
-from loaderdoctor.report.ranks import rank_rows
 from loaderdoctor.trace.read import read_trace, with_events
 from loaderdoctor.tryout.answers import Elsewhere, answered, not_tested
 from loaderdoctor.tryout.recommending import advice_row

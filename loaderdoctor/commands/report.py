@@ -48,8 +48,7 @@ from loaderdoctor.report.comparison import render_comparison
 from loaderdoctor.report.files import NAME_A_RUN, RunFolder, read_report
 from loaderdoctor.report.model import Recommendation, Report
 from loaderdoctor.report.run_model import Run
-from loaderdoctor.report.words.run import judged
-from loaderdoctor.report.words.tuning import DRAWS, to_write
+from loaderdoctor.report.words.run import DRAWS, judged, settings_to_write
 from loaderdoctor.tryout.ablating import LoopEvidence
 from loaderdoctor.tryout.comparing import in_new_processes
 from loaderdoctor.tryout.recommending import recommendations
@@ -259,7 +258,7 @@ def with_whole_run(report: Report, run: Run | None, facts: Facts | None) -> Repo
 def _tuned(facts: Facts, tuning: TuningRecord) -> tuple[Recommendation, ...]:
     """The lines that make the next run begin as this one went on."""
     assert tuning.chosen is not None
-    settings = to_write(tuning.own, tuning.chosen)
+    settings = settings_to_write(tuning.own, tuning.chosen)
     first = next(iter(settings.changed()), None)
     code = written(facts, settings)  # of all: they are arguments of one call
     caution = DRAWS if tuning.draws else None

@@ -33,14 +33,13 @@ from loaderdoctor.instrument.wire.protocol import (
     Observed,
     ProfilerSchedule,
 )
-from loaderdoctor.report.build import Judged, RunNotes, Tried, build_report
+from loaderdoctor.report.build import Judged, RunNotes, Tried, build_report, rank_rows
 from loaderdoctor.report.files import RunFolder
 from loaderdoctor.report.model import Report, ReportWarning
-from loaderdoctor.report.ranks import rank_rows
 from loaderdoctor.report.traces.captures import Overlay, write_capture
 from loaderdoctor.report.traces.tensorboard import BASELINE, RANKS
 from loaderdoctor.report.words.first_screen import SLOW_START
-from loaderdoctor.report.words.summary import of_first_epoch
+from loaderdoctor.report.words.method import of_first_epoch
 from loaderdoctor.trace.read import read_trace
 from loaderdoctor.tryout.ablating import (
     MAX_LONGER_ROUNDS,

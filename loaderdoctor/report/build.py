@@ -13,20 +13,18 @@ from loaderdoctor.estimate import Estimate, Interval, interval
 from loaderdoctor.facts.loop import AblationFacts, Mechanisms, StepFacts, WallFacts
 from loaderdoctor.facts.shares import Bound, Shares, VerdictSeverity
 from loaderdoctor.facts.trace import BusyFacts
-from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts.whole import Facts, RankFacts, RankStep
 from loaderdoctor.facts.workers import WorkerFacts
 from loaderdoctor.findings.line_names import seen_enough, spread_words
 from loaderdoctor.findings.loader_change import workers_forecast_bytes
 from loaderdoctor.findings.model import Finding, Tested
-from loaderdoctor.instrument.wire.records import Environment, LoaderRecord
+from loaderdoctor.instrument.wire.records import Environment
 from loaderdoctor.report import model, run_model
 from loaderdoctor.report.files import plain_value
 from loaderdoctor.report.model import Trial
-from loaderdoctor.report.own_warnings import warnings_of
 from loaderdoctor.report.run_model import Cpu, Outside, Wall, script_of
 from loaderdoctor.report.words.gpu import epoch_sentence, idle_gaps_sentence
-from loaderdoctor.report.words.inference import of_inference
-from loaderdoctor.report.words.method import method_sentences
+from loaderdoctor.report.words.method import method_sentences, of_inference, warnings_of
 from loaderdoctor.report.words.summary import verdict_sentence
 from loaderdoctor.settings import Settings
 
@@ -39,6 +37,7 @@ _CLOCK_DEFINITIONS = {
     "optimizer": "one optimizer step",
     "window": "the trace marks no steps, so all of it is one window",
 }
+_ABLATED = ("no_input_ms", "no_copy_ms", "input_ms", "copy_ms")
 _OF_POOL = ("num_workers", "start_method")
 
 
@@ -107,7 +106,10 @@ def build_report(
             ),
         ),
         step=step_of(facts),
-        loaders=tuple(_loader(record) for record in facts.loaders),
+        loaders=tuple(
+            _like(model.Loader, x, settings=x.settings.as_dict(), dataset=x.dataset or None)
+            for x in facts.loaders
+        ),
         shares=shares_of(facts.shares),
         trace_shares=shares_of(facts.trace.shares if facts.trace is not None else None),
         hidden=_hidden(facts),
@@ -179,20 +181,46 @@ def step_of_plain(step: StepFacts) -> model.Step:
     )
 
 
+def rank_rows(
+    ranks: Sequence[RankFacts], definition: str, measured: Sequence[RankStep] = ()
+) -> tuple[model.Rank, ...]:
+    """In order of rank: those of the traces, with steps measured without the profiler if given."""
+    plain = {one.rank: one for one in measured}
+    traced = {one.rank: one for one in ranks}
+    return tuple(
+        _rank(rank, traced.get(rank), plain.get(rank), definition)
+        for rank in sorted({*plain, *traced})
+    )
+
+
+def _rank(rank: int, one: RankFacts | None, plain: RankStep | None, definition: str) -> model.Rank:
+    step = step_of_plain(plain.step) if plain is not None and plain.step is not None else None
+    if one is None:
+        none = model.Step(count=0, wall_ms=None, wall_ms_ci=None, definition=definition)
+        host = plain.host if plain is not None else ""
+        return model.Rank(rank=rank, host=host, step=step or none, shares=None, peer_wait_ms=None)
+    traced = model.Step(
+        count=one.n_steps,
+        wall_ms=one.wall_ms if math.isfinite(one.wall_ms) else None,
+        wall_ms_ci=None,
+        definition=definition,
+    )
+    return model.Rank(
+        rank=rank,
+        host=one.host or (plain.host if plain is not None else ""),
+        step=step or traced,
+        shares=shares_of(one.shares),
+        peer_wait_ms=one.peer_wait_ms,
+        own_ms=one.own_ms if math.isfinite(one.own_ms) else None,
+        trace=one.source,
+    )
+
+
 def _like(kind: type[Mirror], facts: object, /, **changed: Any) -> Mirror:
     """A row of report.json with the fields that these facts have by the same names."""
     names = (name for name in kind.__struct_fields__ if name not in changed)
     same = {name: getattr(facts, name) for name in names if hasattr(facts, name)}
     return kind(**same, **changed)
-
-
-def _loader(record: LoaderRecord) -> model.Loader:
-    return _like(
-        model.Loader,
-        record,
-        settings=record.settings.as_dict(),
-        dataset=record.dataset or None,
-    )
 
 
 def _hidden(facts: Facts) -> model.Hidden:
@@ -202,64 +230,48 @@ def _hidden(facts: Facts) -> model.Hidden:
     return _like(model.Hidden, hidden)
 
 
-def _ablation(facts: AblationFacts | None) -> model.Ablation | None:
-    if facts is None:
+def _ablation(claimed: AblationFacts | None) -> model.Ablation | None:
+    """As measured; what was bounded of it, and the step without, are its claims."""
+    if claimed is None:
         return None
-    claims, facts = facts, facts.raw or facts
-    new = facts.new_shapes
-    parts = {
-        "plain_ms": facts.plain_ms,
-        "no_input_ms": facts.no_input_ms,
-        "no_copy_ms": facts.no_copy_ms,
-        "input_ms": facts.input_ms,
-        "copy_ms": facts.copy_ms,
-        **({"new_shape_ms": new.cost_ms} if new is not None else {}),
-    }
-    return model.Ablation(
+    facts = claimed.raw or claimed
+    new, seen = facts.new_shapes, facts.mechanisms
+    parts = {name: getattr(facts, name) for name in _ABLATED}
+    ci = {"plain_ms": facts.plain_ms, **parts}
+    if new is not None:
+        ci["new_shape_ms"] = new.cost_ms
+    bounded = {} if claimed.raw is None else {name: getattr(claimed, name) for name in _ABLATED}
+    return _like(
+        model.Ablation,
+        facts,
         plain_ms=facts.plain_ms.value,
-        no_input_ms=_value(facts.no_input_ms),
-        no_copy_ms=_value(facts.no_copy_ms),
-        input_ms=_value(facts.input_ms),
-        copy_ms=_value(facts.copy_ms),
-        ci_ms={name: interval(estimate) for name, estimate in parts.items()},
-        n_rounds=facts.n_rounds,
-        reason=facts.reason,
+        **{name: estimate and estimate.value for name, estimate in parts.items()},
+        ci_ms={name: interval(estimate) for name, estimate in ci.items()},
         by_loader_ms={loader: estimate.value for loader, estimate in facts.by_loader_ms},
         new_shape_part=new.new_part if new is not None else None,
-        new_shape_ms=_value(new.cost_ms) if new is not None else None,
-        claims=_claims(claims),
-        seen_ms=_seen_ms(facts.mechanisms),
+        new_shape_ms=new.cost_ms.value if new is not None and new.cost_ms is not None else None,
+        claims=_figures(bounded),
+        seen_ms=_figures(_seen(seen) if seen is not None else {}),
     )
 
 
-def _claims(facts: AblationFacts) -> dict[str, tuple[float, Interval | None]]:
-    """What was bounded, and the step without it; empty where nothing was."""
-    if facts.raw is None:
-        return {}
-    parts = {
-        "no_input_ms": facts.no_input_ms,
-        "no_copy_ms": facts.no_copy_ms,
-        "input_ms": facts.input_ms,
-        "copy_ms": facts.copy_ms,
+def _seen(mechanisms: Mechanisms) -> dict[str, Estimate | None]:
+    """Each mechanism by the name that report.json has for it."""
+    return {
+        "wait": mechanisms.wait_ms,
+        "receiving_cpu": mechanisms.got_ms,
+        "queued": mechanisms.queued_ms,
+        "loader_cpu": mechanisms.work_ms,
+        "run_queue": mechanisms.run_queue_ms,
+        "cpu": mechanisms.cpu_ms,
+        "interpreter": mechanisms.interpreter_ms,
+        "mapping": Estimate.around(mechanisms.mapping_ms, 0.0, n=1),
     }
+
+
+def _figures(parts: Mapping[str, Estimate | None]) -> dict[str, tuple[float, Interval | None]]:
+    """Those that were recorded, with their intervals."""
     return {name: (x.value, interval(x)) for name, x in parts.items() if x is not None}
-
-
-def _seen_ms(seen: Mechanisms | None) -> dict[str, tuple[float, Interval | None]]:
-    """Each mechanism that was recorded, by its name."""
-    if seen is None:
-        return {}
-    known = {
-        "wait": seen.wait_ms,
-        "receiving_cpu": seen.got_ms,
-        "queued": seen.queued_ms,
-        "loader_cpu": seen.work_ms,
-        "run_queue": seen.run_queue_ms,
-        "cpu": seen.cpu_ms,
-        "interpreter": seen.interpreter_ms,
-        "mapping": Estimate.around(seen.mapping_ms, 0.0, n=1),
-    }
-    return {name: (x.value, interval(x)) for name, x in known.items() if x is not None}
 
 
 def _workers(facts: WorkerFacts | None) -> model.Workers | None:
@@ -370,10 +382,6 @@ def _environment(environment: Environment | None) -> dict[str, Any]:
     if environment is None:
         return {}
     return {name: plain_value(getattr(environment, name)) for name in environment.__struct_fields__}
-
-
-def _value(estimate: Estimate | None) -> float | None:
-    return estimate.value if estimate is not None else None
 
 
 def with_forecast(facts: Facts, trial: Trial) -> Trial:

@@ -18,7 +18,7 @@ from loaderdoctor.report.charts.subjects import step_bars, workers_by_prefetch
 from loaderdoctor.report.html.figures import HtmlExtras, charts_of
 from loaderdoctor.report.html.page import html
 from loaderdoctor.report.model import Report
-from loaderdoctor.report.words.trials import trial_names
+from loaderdoctor.report.words.tables import trial_names
 from tests.report import html_samples, samples
 from tests.report.conftest import trace_path
 

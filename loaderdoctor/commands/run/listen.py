@@ -44,7 +44,12 @@ from loaderdoctor.instrument.wire.beats import Surroundings, TuningRecord
 from loaderdoctor.instrument.wire.protocol import Beat, Observed, WindowDone
 from loaderdoctor.report.files import RunFolder
 from loaderdoctor.report.run_model import Run
-from loaderdoctor.report.words.tuning import began, changed, left_alone, summary
+from loaderdoctor.report.words.run import (
+    tuning_began,
+    tuning_changed,
+    tuning_left_alone,
+    tuning_summary,
+)
 
 EVERY_S: Final = 60.0
 CLEAR: Final = "\r\x1b[K"
@@ -120,9 +125,13 @@ class Tuned:
         """What is to be told of it."""
         before, self.record = self.record, record
         if record.not_tuned is not None:
-            text = left_alone(record) if before is None else None
+            text = tuning_left_alone(record) if before is None else None
         elif before is None or before.chosen != record.chosen:
-            text = began(record) if before is None and record.chosen is None else changed(record)
+            text = (
+                tuning_began(record)
+                if before is None and record.chosen is None
+                else tuning_changed(record)
+            )
         else:
             text = None
         if text is None:
@@ -192,7 +201,7 @@ class _Listening:
             self._write_loops()
             self._files.state(row)
         if self._tuned.record is not None and self._tuned.record.not_tuned is None:
-            self._teller.say(summary(self._tuned.record))
+            self._teller.say(tuning_summary(self._tuned.record))
         # Imported only now: it is most of this program.
         from loaderdoctor.commands.report import report_run
 

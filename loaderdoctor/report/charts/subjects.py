@@ -12,7 +12,7 @@ from loaderdoctor.facts.pictures import SampleTimes, StepTimeline, WaitSeries
 from loaderdoctor.report.model import Report, Trial
 from loaderdoctor.report.run_model import GpuBusy
 from loaderdoctor.report.words.parts import SHARE_ORDER
-from loaderdoctor.report.words.trials import UNCLEAR, is_clear, trial_mark
+from loaderdoctor.report.words.tables import UNCLEAR, is_clear, trial_mark
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR
 
 # What stands for a prefetch factor where there are no workers to prefetch.

@@ -39,13 +39,13 @@ from loaderdoctor.report.console.tables import (
     whole_run,
 )
 from loaderdoctor.report.model import Finding, Report
-from loaderdoctor.report.words.brief import causes, shortened
 from loaderdoctor.report.words.changes import (
     changes_of,
     leader_not_advised,
     meaning,
     nothing_is_advised,
 )
+from loaderdoctor.report.words.findings import causes, shortened
 from loaderdoctor.report.words.parts import is_outside
 from loaderdoctor.report.words.summary import names_cause
 from loaderdoctor.setting_words import heading

@@ -14,7 +14,6 @@ from loaderdoctor import format as fmt
 from loaderdoctor.format import plain
 from loaderdoctor.report.console.renderables import GLYPHS, Bar, Capped, Verbatim
 from loaderdoctor.report.model import Finding, Report, Step
-from loaderdoctor.report.words.brief import trust_sentence
 from loaderdoctor.report.words.changes import (
     MEASURED,
     Change,
@@ -24,16 +23,10 @@ from loaderdoctor.report.words.changes import (
     nothing_is_advised,
     vocabulary,
 )
-from loaderdoctor.report.words.first_screen import (
-    evidence_words,
-    step_notes,
-    what_if,
-    what_if_notes,
-    what_if_title,
-)
-from loaderdoctor.report.words.outside import share_words
+from loaderdoctor.report.words.findings import evidence_words, share_words
+from loaderdoctor.report.words.first_screen import step_notes, what_if, what_if_notes, what_if_title
 from loaderdoctor.report.words.parts import Part, parts_of
-from loaderdoctor.report.words.verdict import headline
+from loaderdoctor.report.words.verdict import headline, trust_sentence
 
 PROSE_WIDTH = 100
 _BAR_WIDTH = 76

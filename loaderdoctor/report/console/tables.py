@@ -28,14 +28,16 @@ from loaderdoctor.format import plain
 from loaderdoctor.report.console.renderables import Column, FittedTable, fits
 from loaderdoctor.report.console.sections import section
 from loaderdoctor.report.model import Cluster, Rank, Report, Trial
-from loaderdoctor.report.ranks import KEY, MAX_SHOWN, outliers_first, rank_columns
 from loaderdoctor.report.run_model import Run
 from loaderdoctor.report.words import run as words
-from loaderdoctor.report.words import tuning as tuning_words
-from loaderdoctor.report.words.trials import (
+from loaderdoctor.report.words.tables import (
+    MAX_SHOWN,
+    RANKS_KEY,
     by_speed,
     group_rows,
     hardware_lines,
+    outliers_first,
+    rank_columns,
     shared_sentence,
     step_cell,
     table_key,
@@ -129,7 +131,7 @@ class RanksTable:
             for row in cells:
                 named = zip(columns, row, strict=True)
                 yield Text(", ".join(f"{heading} {cell}" for (heading, _), cell in named))
-        yield Text(KEY, style="bright_black")
+        yield Text(RANKS_KEY, style="bright_black")
         if len(self.ranks) > len(shown):
             left = len(self.ranks) - len(shown)
             yield Text(f"and {left} more, closer to the median: see report.json")
@@ -218,9 +220,9 @@ def _tuning(run: Run, *, brief: bool) -> Iterator[RenderableType]:
     """What was tried and what came of it; the lines to write are under what to change."""
     if run.tuning is None:
         return
-    yield Text(plain(tuning_words.summary(run.tuning)))
+    yield Text(plain(words.tuning_summary(run.tuning)))
     if run.tuning.tried and not brief:
-        yield _table(tuning_words.TRIED_HEADINGS, tuning_words.tried_rows(run.tuning))
+        yield _table(words.TRIED_HEADINGS, words.tried_rows(run.tuning))
 
 
 def _epochs(run: Run) -> RenderableType:

@@ -31,7 +31,7 @@ from loaderdoctor.report.charts.subjects import (
 from loaderdoctor.report.model import Report
 from loaderdoctor.report.run_model import GpuBusy, Run
 from loaderdoctor.report.words import run as run_words
-from loaderdoctor.report.words.trials import is_clear
+from loaderdoctor.report.words.tables import is_clear
 
 # What the colours of a timeline mean, by the page's name for each.
 DOING_WORDS = {

@@ -15,10 +15,7 @@ from loaderdoctor import format as fmt
 from loaderdoctor.report.files import RunFolder, write_bytes
 from loaderdoctor.report.html.figures import HtmlExtras, Table, charts_of
 from loaderdoctor.report.model import Report
-from loaderdoctor.report.ranks import KEY as RANKS_KEY
-from loaderdoctor.report.ranks import outliers_first, rank_columns
-from loaderdoctor.report.words import gpu, run, trials, tuning
-from loaderdoctor.report.words.brief import trust_sentence
+from loaderdoctor.report.words import gpu, run, tables
 from loaderdoctor.report.words.changes import (
     Change,
     changes_of,
@@ -27,26 +24,28 @@ from loaderdoctor.report.words.changes import (
     nothing_is_advised,
     vocabulary,
 )
+from loaderdoctor.report.words.findings import evidence_words, share_words
 from loaderdoctor.report.words.first_screen import (
     WhatIf,
-    evidence_words,
     other_loader_sentences,
     step_notes,
     what_if,
     what_if_notes,
     what_if_title,
 )
-from loaderdoctor.report.words.outside import share_words
 from loaderdoctor.report.words.parts import parts_of, whole_of
-from loaderdoctor.report.words.trials import (
+from loaderdoctor.report.words.tables import (
+    RANKS_KEY,
     by_speed,
+    outliers_first,
+    rank_columns,
     shared_sentence,
     table_key,
     trial_columns,
     trial_mark,
     trial_names,
 )
-from loaderdoctor.report.words.verdict import headline
+from loaderdoctor.report.words.verdict import headline, trust_sentence
 from loaderdoctor.setting_words import heading
 
 NAME = "report.html"
@@ -93,7 +92,7 @@ def html(report: Report, extras: HtmlExtras | None = None) -> str:
             ranks=_ranks(report),
             ranks_key=RANKS_KEY,
             machines=_machines(report),
-            hardware=trials.hardware_lines(report.cluster) if report.cluster is not None else (),
+            hardware=tables.hardware_lines(report.cluster) if report.cluster is not None else (),
             ranges=_ranges(report),
             environment=_environment_rows(report.environment),
         )
@@ -109,7 +108,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.globals.update(fmt=fmt, gpu=gpu, run_words=run, tuning_words=tuning)
+    made.globals.update(fmt=fmt, gpu=gpu, run_words=run)
     made.filters.update(
         evidence=evidence_words,
         share_words=share_words,
@@ -293,7 +292,7 @@ def _ranks(report: Report) -> Table | None:
 def _machines(report: Report) -> Table | None:
     if report.cluster is None:
         return None
-    return Table(headings=trials.HEADINGS, rows=trials.group_rows(report.cluster))
+    return Table(headings=tables.MACHINE_HEADINGS, rows=tables.group_rows(report.cluster))
 
 
 def _ranges(report: Report) -> Table | None:

@@ -120,7 +120,7 @@ def _number(text: str) -> int | None:
 # The full trace for the Perfetto UI: the profiler's own events, and tracks of ours.
 #
 # The profiler's events stay as they are, but for the row of those that Perfetto would drop
-# (`crossing.py`).
+# (`without_crossing`).
 
 # A process of its own for our tracks: above any pid Linux gives out (PID_MAX_LIMIT is 2**22), so
 # that it meets neither a process nor a device of the trace, and below the ids Perfetto reserves.

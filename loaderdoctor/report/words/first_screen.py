@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,12 +9,9 @@ from typing import Any
 from loaderdoctor import format as fmt
 from loaderdoctor.estimate import Interval
 from loaderdoctor.facts.shares import MODERATE_SHARE
-from loaderdoctor.report.model import Ablation, Finding, PassBeforeTraining, Report, Step
+from loaderdoctor.report.model import Ablation, PassBeforeTraining, Report, Step
 from loaderdoctor.report.words.changes import changes_of
-from loaderdoctor.report.words.outside import wall_sentence
-from loaderdoctor.report.words.parts import is_outside
-
-_NUMBER = re.compile(r"(?<![\w.])(\d[\d,]*(?:\.\d+)?)(?:\s?([a-zA-Z%µ]+))?")
+from loaderdoctor.report.words.parts import is_outside, wall_sentence
 
 # Kind of the warning that the loop's first windows were slower, and are in no figure of its step.
 SLOW_START = "slow-start"
@@ -231,46 +227,6 @@ def what_if_notes(report: Report, *, brief: bool = False) -> tuple[str, ...]:
     for loader, cost_ms in ablation.by_loader_ms.items():
         notes.append(f"{loader} alone costs {fmt.ms(cost_ms)} a step.")
     return tuple(notes)
-
-
-def evidence_words(finding: Finding) -> list[str]:
-    """The figures behind a finding that its own sentences do not say already.
-
-    report.json has all of them, and those that were not recorded, as null.
-    """
-    said = f"{finding.summary} {finding.advice or ''}"
-    if finding.share is not None:
-        said += f" {fmt.share(finding.share)}"
-    told = frozenset(_figures(said))
-    return [
-        fmt.evidence(name, value)
-        for name, value in finding.evidence.items()
-        if value is not None and not _is_said(name, value, said, told)
-    ]
-
-
-def _is_said(name: str, value: Any, said: str, told: frozenset[tuple[str, str]]) -> bool:
-    """Whether a sentence holds this figure."""
-    if isinstance(value, str):
-        return value.lower() in said.lower()
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    if f"{name}={value}" in said:
-        return True
-    shown = fmt.evidence(name, value)
-    figure = next(reversed(list(_figures(shown))), None)
-    if figure is None:
-        return False
-    text, unit = figure
-    if not unit:  # a count: only next to the word for what is counted
-        return any(one == text and word and (word == "of" or word in shown) for one, word in told)
-    return any(one == text and word in (unit, "of") for one, word in told)
-
-
-def _figures(text: str) -> Iterator[tuple[str, str]]:
-    """(number, unit or the word behind it) of each figure in a text: `("14.6", "ms")`."""
-    for number, word in _NUMBER.findall(text):
-        yield number.replace(",", ""), word
 
 
 def other_loader_sentences(report: Report) -> tuple[str, ...]:

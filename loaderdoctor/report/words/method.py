@@ -1,13 +1,21 @@
-"""How each number was measured, one sentence each: the end of every report."""
+"""What a report's figures rest on: how each was measured, and what the report says against itself.
+
+And its sentences in other words, of a loop that does not train, or that replays its first epoch.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
 
 from loaderdoctor import format as fmt
 from loaderdoctor.facts.trace import ProfilerFacts, TraceFacts
 from loaderdoctor.facts.whole import Facts
-from loaderdoctor.report.model import Trial
+from loaderdoctor.report import model
+from loaderdoctor.report.model import Report, Trial
 
 _CLOCKS = {
     "device": "the accelerator's own progress, since the host runs ahead of it",
@@ -17,12 +25,8 @@ _CLOCKS = {
 }
 
 
-def method_sentences(facts: Facts, trials: Sequence[Trial] = ()) -> tuple[str, ...]:
+def method_sentences(facts: Facts, trials: Sequence[Trial] = ()) -> Iterator[str]:
     """What the figures of a report rest on."""
-    return tuple(_sentences(facts, trials))
-
-
-def _sentences(facts: Facts, trials: Sequence[Trial]) -> Iterator[str]:
     step = facts.step
     if step is not None:
         clock = "accelerator" if step.clock == "device" else "host"
@@ -111,4 +115,77 @@ def _recording(profiler: ProfilerFacts) -> str:
         f"Recording {listed} a step took about {fmt.ms(profiler.likely_ms)} of the host's time "
         f"({fmt.number(profiler.least_ms)} to {fmt.ms(profiler.most_ms)}): host is smaller where "
         "nothing is recorded, and what the loop waits for a larger part. The verdict allows for it."
+    )
+
+
+# DESIGN: more than 2 % of the step in no share is a defect of ours, and the report says so.
+MAX_OTHER_SHARE = 0.02
+
+
+def warnings_of(facts: Facts) -> Iterator[model.ReportWarning]:
+    """What a report says against itself: time in no share, and names that it left out."""
+    other, trace = facts.share("other"), facts.trace
+    if other is not None and trace is not None and trace.shared_gpu:
+        other -= trace.kernels.held_up_ms / trace.wall_ms  # another process had it
+    # Without a trace the rest was not recorded, which the shares say themselves.
+    traced = facts.share("compute") is not None or facts.share("host") is not None
+    if other is not None and other > MAX_OTHER_SHARE and traced:
+        text = (
+            f"{fmt.share(other)} of the step is in no share. That is a defect of loaderdoctor: "
+            "please report it with the trace."
+        )
+        yield model.ReportWarning(kind="unexplained-time", text=text)
+    if trace is not None and trace.n_ranges_left_out:
+        names = fmt.count(trace.n_ranges_left_out, "more name")
+        text = (
+            f"{names} of record_function ranges are not listed. Give ranges names that do not "
+            "change from step to step."
+        )
+        yield model.ReportWarning(kind="ranges-left-out", text=text)
+
+
+# Fields of report.json that hold sentences; names, code and figures stay as they are.
+_SENTENCES = frozenset({"summary", "advice", "caution", "reason", "text", "method"})
+_WORDS = (
+    (r"\b([Aa]|[Ee]ach|[Ee]very|[Pp]er) step\b", r"\1 batch"),
+    (r"\btraining (process|thread|loop)\b", r"main \1"),
+    (r"A bigger batch changes training: warm the learning rate up\. ?", ""),
+    (r"\b(which )?changes training\b", r"\1changes the results"),
+    (r"\bahead of training\b", "ahead of time"),
+    (r"\bbefore training\b", "beforehand"),
+)
+
+
+def of_inference(report: Report) -> Report:
+    """The report of a loop that does not train, its sentences in words that fit that."""
+    if report.trains:
+        return report
+    return msgspec.convert(_reworded(msgspec.to_builtins(report)), Report)
+
+
+def _reworded(value: Any, *, sentence: bool = False) -> Any:
+    if isinstance(value, dict):
+        return {key: _reworded(one, sentence=key in _SENTENCES) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_reworded(one, sentence=sentence) for one in value]
+    if sentence and isinstance(value, str):
+        for pattern, words in _WORDS:
+            value = re.sub(pattern, words, value)
+    return value
+
+
+def of_first_epoch(report: Report) -> Report:
+    """The report of a loop that replays its first epoch from memory: its first words say so.
+
+    What the loader costs, it costs there alone, and then nothing for however long training is.
+    Copies and computing go on: of a verdict on those nothing is said.
+    """
+    if report.verdict.bound != "input":
+        return report
+    summary = (
+        f"{report.verdict.summary} That is in the first epoch only: the loop then replays its "
+        "batches from memory, and the loader costs it nothing more."
+    )
+    return msgspec.structs.replace(
+        report, verdict=msgspec.structs.replace(report.verdict, summary=summary)
     )

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from msgspec import structs
-
 from loaderdoctor import format as fmt
 from loaderdoctor.facts.shares import MODERATE_SHARE, Bound, VerdictSeverity
 from loaderdoctor.facts.whole import Facts
@@ -13,14 +11,16 @@ from loaderdoctor.findings.exposure import trace_alone
 from loaderdoctor.findings.input_parts import cost_beyond_wait, mapping_cost
 from loaderdoctor.findings.model import Finding, Kind, Severity
 from loaderdoctor.report import model
-from loaderdoctor.report.model import Recommendation, Report
-from loaderdoctor.report.words.caveats import caveats, no_cause, stands_still
+from loaderdoctor.report.model import Recommendation
 from loaderdoctor.report.words.changes import Change, changes_of
-from loaderdoctor.report.words.outside import outside_cost, outside_sentence
+from loaderdoctor.report.words.parts import outside_cost, outside_sentence
 from loaderdoctor.report.words.verdict import (
     NEW_SHAPES,
+    caveats,
+    no_cause,
     of_loader,
     open_sentence,
+    stands_still,
     uncertain_sentence,
 )
 
@@ -383,18 +383,3 @@ def _unknown(facts: Facts) -> str:
             "recorded. Profile the CPU too (ProfilerActivity.CPU)."
         )
     return "No verdict: too little was recorded to judge."
-
-
-def of_first_epoch(report: Report) -> Report:
-    """The report of a loop that replays its first epoch from memory: its first words say so.
-
-    What the loader costs, it costs there alone, and then nothing for however long training is.
-    Copies and computing go on: of a verdict on those nothing is said.
-    """
-    if report.verdict.bound != "input":
-        return report
-    summary = (
-        f"{report.verdict.summary} That is in the first epoch only: the loop then replays its "
-        "batches from memory, and the loader costs it nothing more."
-    )
-    return structs.replace(report, verdict=structs.replace(report.verdict, summary=summary))

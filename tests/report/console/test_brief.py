@@ -11,7 +11,8 @@ from msgspec import structs
 from loaderdoctor.findings.model import Kind, Severity
 from loaderdoctor.report.console.page import console_text
 from loaderdoctor.report.model import Report, ReportWarning
-from loaderdoctor.report.words.brief import causes, shortened, trust_sentence
+from loaderdoctor.report.words.findings import causes, shortened
+from loaderdoctor.report.words.verdict import trust_sentence
 from tests.report import samples
 
 FOLDER = Path("loaderdoctor-runs/20260102-030405-train")

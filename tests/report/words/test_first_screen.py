@@ -18,12 +18,8 @@ from loaderdoctor.report.html.page import html
 from loaderdoctor.report.model import Finding as ReportFinding
 from loaderdoctor.report.model import Recommendation, Report
 from loaderdoctor.report.words.changes import changes_of, vocabulary
-from loaderdoctor.report.words.first_screen import (
-    boundary_sentence,
-    evidence_words,
-    what_if,
-    what_if_notes,
-)
+from loaderdoctor.report.words.findings import evidence_words
+from loaderdoctor.report.words.first_screen import boundary_sentence, what_if, what_if_notes
 from loaderdoctor.report.words.summary import cost_sentence, verdict_sentence
 from loaderdoctor.report.words.verdict import headline
 from tests.findings.builders import with_exposed

@@ -8,8 +8,8 @@ from loaderdoctor.attribution.combine import facts_of_trace
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts.shares import Bound, VerdictSeverity
 from loaderdoctor.facts.trace import ProfilerFacts, TraceFacts
-from loaderdoctor.report.words.caveats import caveats
 from loaderdoctor.report.words.summary import verdict_sentence
+from loaderdoctor.report.words.verdict import caveats
 from tests.findings.builders import shares, trace, with_exposed
 from tests.trace_facts import changed
 

@@ -12,7 +12,7 @@ from loaderdoctor.report.files import RunFolder, decode_report, encode_report
 from loaderdoctor.report.html.figures import HtmlExtras
 from loaderdoctor.report.html.page import write_html
 from loaderdoctor.report.model import Cluster, Group, Hardware, Report
-from loaderdoctor.report.words.trials import trial_names
+from loaderdoctor.report.words.tables import trial_names
 from tests.report import samples
 
 

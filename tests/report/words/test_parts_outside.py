@@ -12,7 +12,7 @@ from loaderdoctor.report.build import Judged, build_report
 from loaderdoctor.report.comparison import compare
 from loaderdoctor.report.model import Report
 from loaderdoctor.report.words.changes import meaning
-from loaderdoctor.report.words.outside import wall_sentence
+from loaderdoctor.report.words.parts import wall_sentence
 from loaderdoctor.report.words.summary import cost_sentence, verdict_sentence
 from loaderdoctor.report.words.verdict import headline
 from tests.findings.builders import healthy

@@ -1,4 +1,4 @@
-"""Trials as rows of figures, in columns that terminal, page and charts share.
+"""Trials, machines and ranks as rows of figures, in columns that terminal, page and charts share.
 
 Machines unlike each other stay apart.
 """
@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from loaderdoctor import format as fmt
-from loaderdoctor.report.model import Cluster, Group, Report, Shares, Trial
+from loaderdoctor.report.model import Cluster, Group, Rank, Report, Shares, Trial
 from loaderdoctor.setting_words import phrase
 from loaderdoctor.settings import AXES_BY_NAME, Settings
 
@@ -207,7 +208,7 @@ def _bytes(value: int | None) -> str:
     return "–" if value is None else fmt.n_bytes(value)
 
 
-HEADINGS = ("machine", "measured", "own settings", "what happened")
+MACHINE_HEADINGS = ("machine", "measured", "own settings", "what happened")
 
 
 def group_rows(cluster: Cluster) -> tuple[tuple[str, ...], ...]:
@@ -248,3 +249,60 @@ def _happened(group: Group) -> str:
     if group.status != "ok":
         parts.append(f"{group.status}{f': {group.reason}' if group.reason else ''}")
     return ", ".join(parts)
+
+
+# A terminal shows so many; report.json holds them all.
+MAX_SHOWN = 16
+_PARTS = {
+    "input": "input",
+    "copy": "copy",
+    "compute": "compute",
+    "communication": "comm.",
+    "host": "host",
+}
+RANKS_KEY = "ms a step; waits: for later ranks, in collectives; comm.: communication"
+
+
+def outliers_first(ranks: Sequence[Rank]) -> list[Rank]:
+    """Ranks whose own time is farthest from the median first; equal ones by number."""
+    known = [r.own_ms for r in ranks if r.own_ms is not None]
+    middle = median(known) if known else 0.0
+
+    def distance(rank: Rank) -> float:
+        return -abs(rank.own_ms - middle) if rank.own_ms is not None else 0.0
+
+    return sorted(ranks, key=lambda r: (distance(r), r.rank))
+
+
+# A heading and how its cell is read from a rank.
+RankColumn = tuple[str, Callable[[Rank], str]]
+
+
+def rank_columns(ranks: Sequence[Rank]) -> list[RankColumn]:
+    """Columns for these ranks, in milliseconds a step; parts that nobody has are left out."""
+    columns: list[RankColumn] = [("rank", lambda r: str(r.rank))]
+    if len({r.host for r in ranks}) > 1:
+        columns.append(("machine", lambda r: fmt.plain(r.host)))
+    columns.append(("step", lambda r: _figure(r.step.wall_ms)))
+    if any(r.peer_wait_ms is not None for r in ranks):
+        columns.append(("waits", lambda r: _figure(r.peer_wait_ms)))
+    return columns + [
+        (heading, _part(name))
+        for name, heading in _PARTS.items()
+        if any(_part_ms(r, name) is not None for r in ranks)
+    ]
+
+
+def _part(name: str) -> Callable[[Rank], str]:
+    return lambda rank: _figure(_part_ms(rank, name))
+
+
+def _part_ms(rank: Rank, name: str) -> float | None:
+    if rank.shares is None or rank.own_ms is None:
+        return None
+    share: float | None = getattr(rank.shares, name)
+    return None if share is None else share * rank.own_ms
+
+
+def _figure(value_ms: float | None) -> str:
+    return "–" if value_ms is None else fmt.ms(value_ms).removesuffix(" ms")

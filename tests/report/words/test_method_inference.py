@@ -12,7 +12,7 @@ from loaderdoctor.report import model
 from loaderdoctor.report.console.page import console_text
 from loaderdoctor.report.words.changes import meaning
 from loaderdoctor.report.words.first_screen import before_training_sentence
-from loaderdoctor.report.words.inference import of_inference
+from loaderdoctor.report.words.method import of_inference
 from loaderdoctor.report.words.verdict import headline
 from tests.report import samples
 from tests.report.sample_facts import facts

@@ -5,7 +5,14 @@ from __future__ import annotations
 import msgspec
 
 from loaderdoctor.instrument.wire.beats import TuningRecord
-from loaderdoctor.report.words.tuning import DRAWS, EXACT, began, changed, left_alone, summary
+from loaderdoctor.report.words.run import (
+    DRAWS,
+    EXACT,
+    tuning_began,
+    tuning_changed,
+    tuning_left_alone,
+    tuning_summary,
+)
 from loaderdoctor.settings import Settings
 
 OWN = Settings(num_workers=2, prefetch_factor=2, persistent_workers=False, pin_memory=False)
@@ -25,14 +32,14 @@ CHOSEN = TuningRecord(
 
 
 def test_only_what_differs_is_named() -> None:
-    text = changed(CHOSEN)
+    text = tuning_changed(CHOSEN)
     assert "num_workers=4" in text
     assert "prefetch_factor" not in text
     assert "35.1 ms a step became 10.0 ms" in text
 
 
 def test_the_end_says_since_when_what_was_saved_and_what_trying_took() -> None:
-    text = summary(CHOSEN)
+    text = tuning_summary(CHOSEN)
     assert "since step 150" in text
     assert "2 min" in text
     assert "32 of 5000 steps" in text
@@ -40,18 +47,22 @@ def test_the_end_says_since_when_what_was_saved_and_what_trying_took() -> None:
 
 
 def test_what_was_not_held_against_the_loops_own_once_more_is_said() -> None:
-    assert "not yet held against" in summary(msgspec.structs.replace(CHOSEN, proven=False))
+    assert "not yet held against" in tuning_summary(msgspec.structs.replace(CHOSEN, proven=False))
 
 
 def test_other_draws_of_workers_are_said_wherever_a_choice_is() -> None:
     drawn = msgspec.structs.replace(CHOSEN, exact=False, draws=True)
-    assert DRAWS in changed(drawn)
-    assert DRAWS not in changed(CHOSEN)
+    assert DRAWS in tuning_changed(drawn)
+    assert DRAWS not in tuning_changed(CHOSEN)
 
 
 def test_a_loop_that_keeps_its_settings_and_one_that_is_left_alone() -> None:
     kept = TuningRecord(loader="train.py:14", exact=True, own=OWN, n_steps=900)
-    assert EXACT in began(kept)
-    assert "kept train.py:14 at its own settings" in summary(kept)
+    assert EXACT in tuning_began(kept)
+    assert "kept train.py:14 at its own settings" in tuning_summary(kept)
     alone = TuningRecord(loader="", exact=True, not_tuned="no training was seen")
-    assert left_alone(alone) == summary(alone) == "The loader is not tuned: no training was seen."
+    assert (
+        tuning_left_alone(alone)
+        == tuning_summary(alone)
+        == "The loader is not tuned: no training was seen."
+    )

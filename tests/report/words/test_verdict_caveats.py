@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from loaderdoctor.attribution.combine import facts_of_trace
 from loaderdoctor.estimate import Estimate
-from loaderdoctor.report.words.caveats import no_cause
 from loaderdoctor.report.words.summary import verdict_sentence
+from loaderdoctor.report.words.verdict import no_cause
 from tests.findings.builders import trace, with_exposed, workers
 
 

@@ -13,8 +13,8 @@ import msgspec
 from msgspec import Struct
 
 from loaderdoctor.estimate import Interval
-from loaderdoctor.instrument.wire.records import ScriptRecord
 from loaderdoctor.instrument.wire.beats import TuningRecord
+from loaderdoctor.instrument.wire.records import ScriptRecord
 from loaderdoctor.secrets import masked
 
 

@@ -19,8 +19,8 @@ from loaderdoctor.facts.pictures import (
     WaitSeries,
 )
 from loaderdoctor.report import model
+from loaderdoctor.report.charts.figures import HtmlExtras, TracedSteps
 from loaderdoctor.report.charts.subjects import Prediction
-from loaderdoctor.report.html.figures import HtmlExtras, TracedSteps
 from tests.report import sample_facts, samples
 
 HOSTILE = (

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from loaderdoctor.commands.analyze import AnalyzeOptions, analyze
-from loaderdoctor.report.html.page import html
+from loaderdoctor.report.html import html
 from tests.report import html_samples, samples
 from tests.report.browser import Page, browser, executable
 from tests.report.conftest import trace_path

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from loaderdoctor.report.html.page import html
+from loaderdoctor.report.html import html
 from loaderdoctor.setting_words import READINGS, heading, label, phrase
 from loaderdoctor.settings import AXES, Settings
 from tests.report.console.test_page import REPORTS

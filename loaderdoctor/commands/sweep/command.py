@@ -149,7 +149,7 @@ def _sweep_into(run: Run, began: float) -> int:
             partial.save()
             folder.write_report(report, text)
             from loaderdoctor.report.charts.draw import write_plots
-            from loaderdoctor.report.html.page import write_html
+            from loaderdoctor.report.html import write_html
             from loaderdoctor.report.traces.scalars import write_scalars
 
             write_scalars(report, folder.tensorboard, console_text=text, at=began)

@@ -25,7 +25,7 @@ COLOURS = (
 )  # fmt: skip
 _STAND_INS = {name: f"#f0a5{i:02x}" for i, name in enumerate(COLOURS)}
 _STAND_IN = re.compile(r"#f0a5([0-9a-f]{2})")
-_CSS = Path(__file__).parents[1] / "html" / "templates" / "style.css"
+_CSS = Path(__file__).parents[1] / "templates" / "style.css"
 
 Rectangle = tuple[float, float, float, float]  # left, bottom, width, height, in data units
 Line = tuple[tuple[float, float], tuple[float, float]]

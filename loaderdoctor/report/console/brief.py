@@ -45,7 +45,7 @@ from loaderdoctor.report.words.changes import (
     meaning,
     nothing_is_advised,
 )
-from loaderdoctor.report.words.findings import causes, shortened
+from loaderdoctor.report.words.first_screen import causes, shortened
 from loaderdoctor.report.words.parts import is_outside
 from loaderdoctor.report.words.summary import names_cause
 from loaderdoctor.setting_words import heading

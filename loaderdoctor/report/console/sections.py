@@ -23,8 +23,14 @@ from loaderdoctor.report.words.changes import (
     nothing_is_advised,
     vocabulary,
 )
-from loaderdoctor.report.words.findings import evidence_words, share_words
-from loaderdoctor.report.words.first_screen import step_notes, what_if, what_if_notes, what_if_title
+from loaderdoctor.report.words.first_screen import (
+    evidence_words,
+    share_words,
+    step_notes,
+    what_if,
+    what_if_notes,
+    what_if_title,
+)
 from loaderdoctor.report.words.parts import Part, parts_of
 from loaderdoctor.report.words.verdict import headline, trust_sentence
 

@@ -13,7 +13,7 @@ from loaderdoctor.findings.capacity import all_batches_ms, all_receiving_ms, res
 from loaderdoctor.findings.exposure import is_open, num_workers, trace_alone
 from loaderdoctor.findings.model import Finding, Kind
 from loaderdoctor.report.model import Report, Shares
-from loaderdoctor.report.words.findings import sentences
+from loaderdoctor.report.words.first_screen import sentences
 
 # How a step that computes is told which does so for each new shape; keys are kinds.
 NEW_SHAPES: Mapping[str, str] = {

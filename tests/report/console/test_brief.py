@@ -11,7 +11,7 @@ from msgspec import structs
 from loaderdoctor.findings.model import Kind, Severity
 from loaderdoctor.report.console.page import console_text
 from loaderdoctor.report.model import Report, ReportWarning
-from loaderdoctor.report.words.findings import causes, shortened
+from loaderdoctor.report.words.first_screen import causes, shortened
 from loaderdoctor.report.words.verdict import trust_sentence
 from tests.report import samples
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from loaderdoctor.report.console.page import console_text
-from loaderdoctor.report.html.page import html
+from loaderdoctor.report.html import html
 from loaderdoctor.report.model import Report, Trial
 from loaderdoctor.report.words.changes import Change, changes_of, leader_not_advised, vocabulary
 from loaderdoctor.report.words.summary import _first_change

@@ -14,12 +14,16 @@ from loaderdoctor.facts.loop import AblationFacts
 from loaderdoctor.facts.shares import Bound, VerdictSeverity
 from loaderdoctor.findings.model import Finding, Kind, Severity
 from loaderdoctor.report.console.page import console_text, render_report
-from loaderdoctor.report.html.page import html
+from loaderdoctor.report.html import html
 from loaderdoctor.report.model import Finding as ReportFinding
 from loaderdoctor.report.model import Recommendation, Report
 from loaderdoctor.report.words.changes import changes_of, vocabulary
-from loaderdoctor.report.words.findings import evidence_words
-from loaderdoctor.report.words.first_screen import boundary_sentence, what_if, what_if_notes
+from loaderdoctor.report.words.first_screen import (
+    boundary_sentence,
+    evidence_words,
+    what_if,
+    what_if_notes,
+)
 from loaderdoctor.report.words.summary import cost_sentence, verdict_sentence
 from loaderdoctor.report.words.verdict import headline
 from tests.findings.builders import with_exposed

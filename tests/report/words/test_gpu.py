@@ -14,7 +14,7 @@ from loaderdoctor.facts.trace import BusyFacts
 from loaderdoctor.report.build import gpu_of
 from loaderdoctor.report.console.page import console_text
 from loaderdoctor.report.files import decode_report, encode_report
-from loaderdoctor.report.html.page import html
+from loaderdoctor.report.html import html
 from loaderdoctor.report.model import MemoryHistory, Report
 from loaderdoctor.report.words.gpu import (
     device_figures,

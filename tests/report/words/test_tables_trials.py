@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 
 from loaderdoctor import format as fmt
+from loaderdoctor.report.charts.figures import HtmlExtras
 from loaderdoctor.report.console.page import console_text
 from loaderdoctor.report.files import RunFolder, decode_report, encode_report
-from loaderdoctor.report.html.figures import HtmlExtras
-from loaderdoctor.report.html.page import write_html
+from loaderdoctor.report.html import write_html
 from loaderdoctor.report.model import Cluster, Group, Hardware, Report
 from loaderdoctor.report.words.tables import trial_names
 from tests.report import samples

@@ -1,4 +1,7 @@
-"""A report -> report.html. User text is escaped by the template engine, everywhere."""
+"""A report -> report.html: one self-contained file, no script, no network.
+
+User text is escaped by the template engine, everywhere.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,8 @@ from markupsafe import Markup
 
 from loaderdoctor import __version__
 from loaderdoctor import format as fmt
+from loaderdoctor.report.charts.figures import HtmlExtras, Table, charts_of
 from loaderdoctor.report.files import RunFolder, write_bytes
-from loaderdoctor.report.html.figures import HtmlExtras, Table, charts_of
 from loaderdoctor.report.model import Report
 from loaderdoctor.report.words import gpu, run, tables
 from loaderdoctor.report.words.changes import (
@@ -24,10 +27,11 @@ from loaderdoctor.report.words.changes import (
     nothing_is_advised,
     vocabulary,
 )
-from loaderdoctor.report.words.findings import evidence_words, share_words
 from loaderdoctor.report.words.first_screen import (
     WhatIf,
+    evidence_words,
     other_loader_sentences,
+    share_words,
     step_notes,
     what_if,
     what_if_notes,
@@ -101,7 +105,7 @@ def html(report: Report, extras: HtmlExtras | None = None) -> str:
 
 def _environment() -> Environment:
     made = Environment(
-        loader=PackageLoader("loaderdoctor.report.html"),
+        loader=PackageLoader("loaderdoctor.report"),
         autoescape=True,
         undefined=StrictUndefined,
         finalize=_visible,

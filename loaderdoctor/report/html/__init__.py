@@ -1,1 +1,0 @@
-"""report.html: one self-contained file. No script, no network."""

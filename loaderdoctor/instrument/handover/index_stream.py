@@ -14,6 +14,7 @@ Runs on the thread that fetches.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -102,7 +103,7 @@ class IndexStream:
         self.exhausted = False
         self._draw = draw
         self._lead = lead
-        self._quiet = quiet
+        self._first_quiet, self._last_quiet = quiet.first, quiet.last
         self._n_drawn = n_drawn
         self._waiting: deque[Any] = deque()
         if lead:
@@ -117,7 +118,7 @@ class IndexStream:
     def take(self) -> Any:
         """The next index for a pool. Raises StopIteration where there is none, or none yet."""
         waiting = self._waiting
-        if not waiting and self._n_drawn + 1 in self._quiet:
+        if not waiting and self._first_quiet <= self._n_drawn + 1 <= self._last_quiet:
             self._draw_one()
         if not waiting:
             raise StopIteration
@@ -154,9 +155,9 @@ class OwnDraws:
         """What worker seeds are counted from."""
         return int(self._state._base_seed)
 
-    def next_index(self) -> Any:
-        """The sampler's next index, or batch of indexes. Raises StopIteration."""
-        return next(self._state._sampler_iter)
+    def next_index(self) -> Callable[[], Any]:
+        """What gives the pass's next index, or batch of indexes; it raises StopIteration."""
+        return functools.partial(next, self._state._sampler_iter)
 
     @staticmethod
     def begin(loader: DataLoader[Any], before: OwnDraws | None) -> OwnDraws:

@@ -202,7 +202,7 @@ class LiveLoader:
             self._draws = OwnDraws.of_kept_workers(loader)
         draws = self._draws = OwnDraws.begin(loader, self._draws)
         stream = IndexStream(
-            draws.next_index, lead=self.own.queue_length, quiet=quiet_draws(loader)
+            draws.next_index(), lead=self.own.queue_length, quiet=quiet_draws(loader)
         )
         pool = self._kept_pool(loader)
         while pool is None:
@@ -239,11 +239,12 @@ class LiveLoader:
             self.wanted = self.own
             return None
         rest = OwnRest(self.own, seen.n_under_way(own))
+        seen.let_go(own)
         self._draws = OwnDraws.continuing(loader, own)
         if loader._iterator is own:
             loader._iterator = None
         stream = IndexStream(
-            self._draws.next_index,
+            self._draws.next_index(),
             lead=self.own.queue_length,
             quiet=quiet_draws(loader),
             n_drawn=seen.n_drawn,

@@ -64,14 +64,14 @@ class _Counted:
         self.n_drawn = n_drawn
         self.kept: dict[int, Any] = {}
         self.drawn_states: tuple[Any, ...] | None = None
-        self._inner = inner
+        self.inner = inner
         self._keep = keep
 
     def __iter__(self) -> _Counted:
         return self
 
     def __next__(self) -> Any:
-        index = next(self._inner)
+        index = next(self.inner)
         self.n_drawn += 1
         if self.n_drawn in self._keep:
             self.kept[self.n_drawn] = index
@@ -88,6 +88,7 @@ class OwnPass:
         self._in_process = not own._num_workers
         n_drawn = self.n_asked if self._in_process else int(own._send_idx)
         self._compared = range(n_drawn + 1, n_drawn + N_COMPARED + 1)
+        self._last_compared = n_drawn + N_COMPARED
         self._drawn = _Counted(own._sampler_iter, n_drawn, self._compared)
         own._sampler_iter = self._drawn
         self._marks_after: Marks | None = None
@@ -103,6 +104,10 @@ class OwnPass:
         """Indexes drawn from the sampler."""
         return self._drawn.n_drawn
 
+    def let_go(self, own: Any) -> None:
+        """Count no more draws: others make them."""
+        own._sampler_iter = self._drawn.inner
+
     def n_under_way(self, own: Any) -> int:
         """Batches that the iterator's workers still give without another index."""
         return 0 if self._in_process else int(own._send_idx - own._rcvd_idx)
@@ -111,7 +116,7 @@ class OwnPass:
         """Torch's next batch. Raises what torch and the user's code raise."""
         self.n_asked += 1
         number = self.n_asked
-        if number not in self._compared:
+        if number > self._last_compared or number not in self._compared:
             return FETCH(own)
         changed = self._marks_after is not None and self._marks_after != marks(own._dataset)
         batch = FETCH(own)
@@ -271,20 +276,17 @@ class LoopsPass:
 
     def next_batch(self, own: Any) -> Any:
         """The loop's next batch; `own` is torch's iterator where the loop holds one."""
-        taken = self._taken
-        batch = self._next(own) if taken is None else taken.next_batch(own)
+        taken, live, seen = self._taken, self._live, self._own
+        if taken is None and seen is not None and live.wanted is not live.own:
+            taken = self._taken = live.take_over(own, seen)
+        if taken is not None:
+            batch = taken.next_batch(own)
+        elif seen is not None:
+            batch = seen.next_batch(own, live)
+        else:
+            batch = next(own)
         self.n_given += 1
         return batch
-
-    def _next(self, own: Any) -> Any:
-        live, seen = self._live, self._own
-        if seen is None:
-            return next(own)
-        if live.wanted is not live.own:
-            taken = self._taken = live.take_over(own, seen)
-            if taken is not None:
-                return taken.next_batch(own)
-        return seen.next_batch(own, live)
 
     def close(self) -> None:
         """The loop has left it."""

@@ -99,13 +99,13 @@ class Recorder:
         self._session = session
         self._trace_path = trace_path
         self._tuner = tuner
-        self._tuner_in = 1  # steps until it has to hear of them
         self._marks = StepMarks()
         self._collections = CollectionTimes()
         self._workers = WorkersReader(session.workers.sums_folder)
         self._dry: DryProbe | None = None
         self._copies: CopyProbe | None = None
-        self._due_ns = 0
+        # Numbers of marks at which the tuner has to hear of them, and the device is looked at.
+        self._hear_at, self._sample_at = 1, SAMPLE_EVERY
         self._sent_ns = 0
         self._clocks = (0, 0)  # CPU time at the last beat: process, thread
         self._faults: tuple[int, int] | None = None
@@ -182,7 +182,7 @@ class Recorder:
     def _open(self, now: int) -> None:
         session = self._session
         window = session.window = OpenWindow()
-        window.clock = self._marks
+        window.clock = window.marks = self._marks
         window.fetches, window.fetch_cpu = [], False
         window.count = self._counter(window)
         self._marks.add(now)
@@ -190,7 +190,7 @@ class Recorder:
 
     def _restart(self, now: int) -> None:
         """What the next beat tells begins now."""
-        self._sent_ns, self._due_ns = now, now + BEAT_NS
+        self._sent_ns, self._marks.due_ns = now, now + BEAT_NS
         self._clocks = (time.process_time_ns(), time.thread_time_ns())
         self._faults = _faults()
 
@@ -198,7 +198,6 @@ class Recorder:
         """Counts a step at its boundary; False: the driver is to sum up."""
         marks, tuner = self._marks, self._tuner
         add, dry, copies = marks.add, self._dry, self._copies
-        sample_in = SAMPLE_EVERY
         sampled = False
         copies_due_ns = 0
 
@@ -212,27 +211,31 @@ class Recorder:
                     copies_due_ns = now + COPIES_NS
                     copies.begin()
                     sampled = True
+                    marks.left = 0  # to the next boundary, and no further
 
         def count(now: int) -> bool:
-            nonlocal sample_in, sampled
+            nonlocal sampled
             add(now)
+            n = len(marks.at)
+            left = MAX_MARKS
             if sampled and copies is not None:
                 sampled = False
                 copies.end()
             if tuner is not None:
-                self._tuner_in -= 1
-                if self._tuner_in <= 0 or len(marks.at) - 2 in marks.flags:
-                    self._tuner_in = tuner.hear(marks.at, marks.flags, window.fetches or [])
+                if n >= self._hear_at or n - 2 in marks.flags:
+                    self._hear_at = n + tuner.hear(marks.at, marks.flags, window.fetches or [])
+                left = min(left, self._hear_at)
             if dry is not None:
                 if window.watch_batch is fetched:  # the fetch before this one found no batch
                     window.watch_batch = None
                     dry.cancel()
-                sample_in -= 1
-                if not sample_in:
-                    sample_in = SAMPLE_EVERY
+                if n >= self._sample_at:
+                    self._sample_at = n + SAMPLE_EVERY
                     dry.before_fetch()
                     window.watch_batch = fetched
-            return now < self._due_ns and len(marks.at) < MAX_MARKS
+                left = min(left, self._sample_at)
+            marks.left = left - n - 1
+            return now < marks.due_ns and n < MAX_MARKS
 
         return count
 
@@ -241,14 +244,15 @@ class Recorder:
     def _beat(self, now: int) -> Beat:
         """What was marked since the last one, summed up and forgotten."""
         session, tuner = self._session, self._tuner
+        of_window = session.window.fetches or []
         if tuner is not None:
-            self._tuner_in = tuner.hear(
-                self._marks.at, self._marks.flags, session.window.fetches or []
-            )
+            self._hear_at = 1 + tuner.hear(self._marks.at, self._marks.flags, of_window)
             tuner.emptied()
-        fetches, session.window.fetches = session.window.fetches or [], []
+        fetches = of_window[:]
+        del of_window[: len(fetches)]
         session.window.boundaries.clear()
         at, flags = self._marks.take()
+        self._sample_at -= len(at) - 1
         steps = steps_of(at, flags, self._waits(fetches), session.n_steps)
         plain = steps.took_ns[steps.plain]
         if plain.size >= MIN_TYPICAL:
@@ -282,7 +286,7 @@ class Recorder:
             tuning=tuner.news() if tuner is not None else None,
         )
         self._clocks, self._faults = (cpu_ns, thread_ns), faults
-        self._sent_ns, self._due_ns = now, now + BEAT_NS
+        self._sent_ns, self._marks.due_ns = now, now + BEAT_NS
         return beat
 
     def _waits(self, fetches: list[tuple[int, int, int, int, int]]) -> list[tuple[int, int]] | None:

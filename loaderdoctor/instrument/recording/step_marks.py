@@ -17,11 +17,13 @@ BESIDES: Final = 4  # other loaders were read, or something was saved
 class StepMarks:
     """Boundaries in order (CLOCK_MONOTONIC ns); the interval after the last of them is open."""
 
-    __slots__ = ("_after_gap", "at", "flags")
+    __slots__ = ("_after_gap", "at", "due_ns", "flags", "left")
 
     def __init__(self) -> None:
         self.at: list[int] = []
         self.flags: dict[int, int] = {}  # by index of the mark that the interval begins with
+        self.left = 0  # steps that may be marked before somebody has to look at them
+        self.due_ns = 0  # and not from here on
         self._after_gap = False
 
     def add(self, now: int) -> None:
@@ -35,7 +37,7 @@ class StepMarks:
         """All that is closed; the open interval goes on, with what it holds so far."""
         at, flags = self.at, self.flags
         last = len(at) - 1
-        self.at = at[-1:]
+        self.at, self.left = at[-1:], 0
         self.flags = {0: flags[last]} if last in flags else {}
         return at, flags
 
@@ -74,3 +76,4 @@ class StepMarks:
     def _flag(self, bit: int) -> None:
         at = len(self.at) - 1
         self.flags[at] = self.flags.get(at, 0) | bit
+        self.left = 0

@@ -73,6 +73,7 @@ class Feed:
         "loader",
         "n_drawn",
         "n_seen",
+        "quick",
         "raw",
         "spare",
         "tainted",
@@ -106,6 +107,8 @@ class Feed:
         self.n_drawn = 0
         self.tainted = False  # something was substituted or thrown away in this pass
         self.fresh = True  # nothing fetched yet
+        # Instead of `Loop.fetch`, while steps hold nothing else (`quick_steps`).
+        self.quick: Callable[[Feed, Any], Any] | None = None
         self.at_ns = 0
         self.create_ns = 0
 
@@ -241,7 +244,9 @@ class LightIterator:
         return self
 
     def __next__(self) -> Any:
-        return self._fetch(self._feed, None)
+        feed = self._feed
+        quick = feed.quick
+        return self._fetch(feed, None) if quick is None else quick(feed, None)
 
     def __len__(self) -> int:
         limit = self._feed.loader.limit

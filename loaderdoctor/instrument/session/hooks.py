@@ -123,7 +123,7 @@ class Hooks:
         session, worked = self._session, self._loop.worked
 
         def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
-            if session.live:
+            if session.live and session.window.hears_work:
                 worked(optimizer)
 
         self._handle = module.register_optimizer_step_post_hook(stepped)
@@ -200,7 +200,12 @@ class Hooks:
 
         def __next__(self: Any) -> Any:  # noqa: N807
             feed = self.__dict__.get(FEED)
-            if feed is not None and (session.live or feed.tainted or feed.handed is not None):
+            if feed is None:
+                return original(self)
+            quick = feed.quick
+            if quick is not None:
+                return quick(feed, self)
+            if session.live or feed.tainted or feed.handed is not None:
                 return fetch(feed, self)
             return original(self)
 

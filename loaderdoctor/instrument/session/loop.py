@@ -185,7 +185,35 @@ class Loop:
             self._describe(loader, batch)
         elif shapes is not None and window.fetches is None:  # nobody times this step
             shapes.glance(batch)
+        if window.marks is not None and feed.quick is None:
+            self._quicken(feed)
         return batch
+
+    def _quicken(self, feed: Feed) -> None:
+        """Hand out the rest of this pass in the recorded loop's own way, where it is one."""
+        session, window, loader = self._session, self._session.window, feed.loader
+        definition = session.definition
+        if (
+            definition is None
+            or loader is not definition.clock
+            or not definition.trains
+            or definition.tick != "fetch"
+            or get_ident() != definition.thread
+            or window.fetch_cpu
+            or feed.tainted
+            or feed.raw is not None
+            or loader.pending_drop
+            or loader.substitute.source is not None
+            or loader.n_fetches < loader.n_described
+        ):
+            return
+        if window.quick is None:
+            # Imports torch, which is the script's to import first.
+            from loaderdoctor.instrument.session.quick_steps import quick_next
+
+            window.quick = quick_next(session, self.fetch, self._ran_out)
+        feed.quick = window.quick
+        window.hears_work = session.optimizer_marks is not None
 
     def worked(self, optimizer: Any) -> None:
         """An optimizer stepped, or (None) a backward pass ran."""
@@ -295,6 +323,7 @@ class Loop:
         session = self._session
         took = perf_counter_ns() - start
         loader, definition = feed.loader, session.definition
+        feed.quick, session.window.hears_work = None, True
         loader.passes.end(feed.n_seen if not feed.tainted else None, took)
         if session.passes is not None:
             session.passes.ran_out(loader, start)

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from loaderdoctor.instrument.system.cpu_use import RunQueue
 from loaderdoctor.instrument.wire.protocol import Mode
 from loaderdoctor.instrument.wire.records import BoundaryRecord
 from loaderdoctor.instrument.wire.window_records import FetchRecord
+
+if TYPE_CHECKING:
+    from loaderdoctor.instrument.session.feed import Feed
 
 
 class Clock(Protocol):
@@ -30,6 +33,14 @@ class Clock(Protocol):
     def teardown(self, ns: int) -> None: ...
 
     def foreign(self) -> None: ...
+
+
+class Marks(Protocol):
+    """Step boundaries of a recorded stretch (`recording.step_marks`)."""
+
+    at: list[int]
+    left: int  # boundaries that may be added before somebody has to look; 0 once anything happened
+    due_ns: int  # from here on as well
 
 
 @dataclass(slots=True)
@@ -52,6 +63,11 @@ class OpenWindow:
     boundaries: list[BoundaryRecord] = field(default_factory=list)
     # Counts a step at its boundary (ns) in the driver's place; False: it has to be woken.
     count: Callable[[int], bool] | None = None
+    # In a recorded run: boundaries that may be added without `count` (`quick_steps`), and how
+    # batches are handed out meanwhile, once that is known.
+    marks: Marks | None = None
+    quick: Callable[[Feed, Any], Any] | None = None
+    hears_work: bool = True  # False: no optimizer's step tells anything now
     profiled: bool = False  # a profiler of ours is active: name what we do
     at_epoch_end: list[Callable[[], None]] = field(default_factory=list)  # each called once
     # While transfers are watched or answered: what to call with each batch, and on each thread
@@ -67,7 +83,7 @@ class OpenWindow:
     def end_timing(self) -> tuple[FetchRecord, ...]:
         """They do no longer; the fetches of those that did."""
         fetches, self.fetches = self.fetches or [], None
-        self.clock = self.count = None
+        self.clock = self.count = self.marks = self.quick = None
         queue, self.run_queue = self.run_queue, None
         if queue is not None:
             queue.close()

@@ -65,14 +65,15 @@ class LoaderFeed:
 
     def next(self) -> Any:
         """The iterator's next batch. Raises NoBatchError where none comes within the limit."""
-        began_s = time.monotonic()
+        waited_s = 0.0
         while True:
             try:
                 return next(self._iterator)
             except RuntimeError as error:  # noqa: PERF203 - a turn is a batch, or a second's wait
                 if not str(error).startswith(_TIMED_OUT):
                     raise
-                if time.monotonic() - began_s >= self._limit_s:
+                waited_s += getattr(self._iterator, "_timeout", POLL_S)
+                if waited_s >= self._limit_s:
                     raise NoBatchError(f"{_TIMED_OUT} {self._limit_s:g} seconds") from error
 
     def end_early(self) -> None:

@@ -37,14 +37,14 @@ def test_what_is_answered_at_a_beat_counts_from_there() -> None:
     listener: Any = Listener()
     recorder = Recorder(session, tuner=listener)
     recorder._open(0)
-    recorder._due_ns = 10**12
+    recorder._marks.due_ns = 10**12
     for step in range(1, 21):
         session.window.count(step * STEP_NS)
     assert listener.heard == [STEP_NS]  # and not before the thousandth
     listener.answer = 1
     session.n_steps = 20
     recorder._beat(20 * STEP_NS)
-    recorder._due_ns = 10**12
+    recorder._marks.due_ns = 10**12
     for step in range(21, 25):
         session.window.count(step * STEP_NS)
     assert listener.heard[2:] == [step * STEP_NS for step in range(21, 25)]

@@ -46,6 +46,7 @@ from loaderdoctor.findings.rules.new_shapes import (
 from loaderdoctor.findings.rules.outside import pass_before_training, time_outside_steps
 from loaderdoctor.findings.rules.overhead import overhead_bound_loader
 from loaderdoctor.findings.rules.page_faults import allocator_page_faults, batch_page_faults
+from loaderdoctor.findings.rules.retries import retried_requests
 from loaderdoctor.findings.rules.saturated import cpu_saturated_workers, storage_bound_workers
 from loaderdoctor.findings.rules.slow_rank import slow_rank
 from loaderdoctor.findings.rules.slow_storage import (
@@ -110,6 +111,7 @@ RULES: tuple[Rule, ...] = (
     latency_bound_storage,
     bandwidth_bound_storage,
     many_small_reads,
+    retried_requests,
     samples_repeated,
     uneven_shards,
     shuffle_collapsed,
@@ -294,6 +296,18 @@ OVERRULES: tuple[Overrule, ...] = (
         winner=Kind.MANY_SMALL_READS,
         losers=(Kind.STORAGE_BOUND_WORKERS,),
         reason="it says what about the storage is slow",
+    ),
+    Overrule(
+        winner=Kind.RETRIED_REQUESTS,
+        losers=(
+            Kind.STORAGE_BOUND_WORKERS,
+            Kind.LATENCY_BOUND_STORAGE,
+            Kind.MANY_SMALL_READS,
+            Kind.MANY_SMALL_FILES,
+            Kind.COLD_STORAGE,
+        ),
+        reason="what is waited for is a pause of the client's, not the storage",
+        min_part=0.5,
     ),
     Overrule(
         winner=Kind.GC_PAUSES,

@@ -64,6 +64,7 @@ class Kind(str, Enum):
     LATENCY_BOUND_STORAGE = "latency-bound-storage"
     BANDWIDTH_BOUND_STORAGE = "bandwidth-bound-storage"
     MANY_SMALL_READS = "many-small-reads"
+    RETRIED_REQUESTS = "retried-requests"
     GC_PAUSES = "gc-pauses"
     GC_IN_WORKERS = "gc-in-workers"
     SUBNORMAL_NUMBERS = "subnormal-numbers"

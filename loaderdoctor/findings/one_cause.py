@@ -35,6 +35,7 @@ PARTS: Mapping[str, tuple[Kind, ...]] = {
         Kind.LATENCY_BOUND_STORAGE,
         Kind.BANDWIDTH_BOUND_STORAGE,
         Kind.MANY_SMALL_READS,
+        Kind.RETRIED_REQUESTS,
         Kind.MEMORY_SHORT,
     ),
     "copy": (

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.scripts.memory_group import little_memory
 from tests.scripts.running import CAUSES, diagnose
 
 # Nothing is asked of a hub, and no one is told that it runs.
@@ -73,6 +74,21 @@ def test_why_storage_is_slow_is_told_apart(how: str, kind: str | None, tmp_path:
     assert (done.kinds & slow) - also == ({kind} if kind is not None else set())
 
 
+@pytest.mark.parametrize("how", ["refused", "waits"])
+def test_requests_that_are_sent_again_are_told_and_slow_ones_are_not(
+    how: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("urllib3")
+    done = diagnose(CAUSES / "refused.py", how, cwd=tmp_path, options=["--no-verify"])
+    assert ("retried-requests" in done.kinds) is (how == "refused"), done.summary
+    if how == "refused":
+        found = done.finding("retried-requests")
+        assert found.evidence["client"] == "urllib3"
+        # 40 ms of a sample are the pause, and three requests take some of the rest.
+        assert found.share is not None and found.share > 0.3
+        assert "storage-bound-workers" not in done.kinds
+
+
 @pytest.mark.parametrize("how", ["whole", "split"])
 def test_a_stream_that_every_worker_reads_whole_is_told(how: str, tmp_path: Path) -> None:
     done = diagnose(CAUSES / "streams.py", how, cwd=tmp_path, options=["--no-verify"])
@@ -107,6 +123,20 @@ def test_workers_that_keep_what_they_made_are_told(how: str, tmp_path: Path) -> 
     assert ("worker-memory-grows" in done.kinds) is (how == "keeps"), done.summary
     if how == "keeps":
         assert "kept" in done.finding("worker-memory-grows").summary
+
+
+@pytest.mark.skipif(not Path("/sys/fs/cgroup").is_dir(), reason="Linux only")
+@pytest.mark.parametrize("how", ["dicts", "array"])
+def test_objects_that_every_worker_copies_are_forecast(how: str, tmp_path: Path) -> None:
+    with little_memory(2 * 2**30):
+        done = diagnose(CAUSES / "copied.py", how, cwd=tmp_path, options=["--no-verify"])
+    assert ("workers-copy-dataset" in done.kinds) is (how == "dicts"), done.summary
+    if how == "dicts":
+        found = done.finding("workers-copy-dataset")
+        assert found.evidence["container_entries"] == 300_000
+        assert "entries, a list of 300,000" in found.summary
+        # By sys.getsizeof a dictionary of two, its list and its numbers take some 300 bytes.
+        assert 60e6 < found.evidence["copied_bytes_per_worker"] < 200e6
 
 
 @pytest.mark.parametrize(

@@ -329,6 +329,12 @@ def test_a_first_epoch_that_fills_the_cache_is_cold_storage(tmp_path: Path) -> N
 
 
 @slow
+def test_samples_that_are_slow_in_each_epoch_are_no_cold_storage(tmp_path: Path) -> None:
+    done = diagnose(STARVED / "cold_disk.py", "always", cwd=tmp_path, budget_s=15)
+    assert "cold-storage" not in done.kinds, done.summary
+
+
+@slow
 @pytest.mark.parametrize("shards", ["one", "all"])
 def test_workers_without_data_are_named(shards: str, tmp_path: Path) -> None:
     done = diagnose(STARVED / "idle_workers.py", shards, cwd=tmp_path, options=["--no-verify"])

@@ -10,6 +10,7 @@ from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.exposure import trace_alone
 from loaderdoctor.findings.input_parts import cost_beyond_wait, mapping_cost
 from loaderdoctor.findings.model import Finding, Kind, Severity
+from loaderdoctor.findings.one_cause import PARTS
 from loaderdoctor.report import model
 from loaderdoctor.report.model import Recommendation
 from loaderdoctor.report.words.changes import Change, changes_of
@@ -52,6 +53,7 @@ CAUSES: Mapping[Kind, str] = {
     Kind.LATENCY_BOUND_STORAGE: "each read of the storage takes long",
     Kind.BANDWIDTH_BOUND_STORAGE: "the storage gives all the bandwidth it has",
     Kind.MANY_SMALL_READS: "samples are read in many small pieces",
+    Kind.RETRIED_REQUESTS: "requests fail and are sent again",
     Kind.MEMORY_SHORT: "memory is short",
     Kind.PIN_INEFFECTIVE: "the batches are not pinned although pin_memory is on",
     Kind.PAGEABLE_COPY: "batches are copied from pageable memory",
@@ -67,11 +69,9 @@ CAUSES: Mapping[Kind, str] = {
 }
 _CAUSE_OF = {kind.value: words for kind, words in CAUSES.items()}  # kinds as report.json has them
 _HOST = (Kind.SYNC_EVERY_STEP, Kind.LAUNCH_BOUND, Kind.WORK_BETWEEN_STEPS, Kind.GC_PAUSES)
-_COPY = (Kind.PIN_INEFFECTIVE, Kind.PAGEABLE_COPY, Kind.BLOCKING_COPY, Kind.COPY_NOT_OVERLAPPED,
-         Kind.MANY_SMALL_COPIES, Kind.WIDE_DTYPE_COPY)  # fmt: skip
 _OF_BOUND: Mapping[Bound, tuple[Kind, ...]] = {
-    "input": tuple(kind for kind in CAUSES if kind not in (*_HOST, *_COPY, Kind.SLOW_RANK)),
-    "copy": _COPY,
+    "input": tuple(kind for kind in CAUSES if kind not in (*_HOST, *PARTS["copy"], Kind.SLOW_RANK)),
+    "copy": PARTS["copy"],
     "communication": (Kind.SLOW_RANK,),
     "host": (*_HOST, Kind.GIL_CONTENTION, Kind.THREAD_OVERSUBSCRIPTION),
 }

@@ -151,7 +151,7 @@ def shares(n: int) -> list[Share]:
 def row_of(case: Case, args: argparse.Namespace, share: Share) -> dict[str, Any]:
     """One script from diagnosis to proof; what was not got is said in `miss`."""
     with tempfile.TemporaryDirectory(prefix="prescription-") as temporary:
-        kept = args.runs / case.name if args.runs else Path(temporary, "kept")
+        kept = args.runs.resolve() / case.name if args.runs else Path(temporary, "kept")
         kept.mkdir(parents=True, exist_ok=True)
         tree = Path(temporary, case.folder.name)
         shutil.copytree(case.folder, tree)

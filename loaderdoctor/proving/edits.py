@@ -7,7 +7,9 @@ unchanged ones. That, and a hash of every file as it ran, is all that is needed 
 from __future__ import annotations
 
 import difflib
+import io
 import re
+import tokenize
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -45,9 +47,11 @@ class FileEdit:
 
     def diff(self, root: Path) -> str:
         """Unified, with paths relative to `root`, as `patch` and git read it."""
-        name = self.path.relative_to(root) if self.path.is_relative_to(root) else self.path
-        old, new = (_lines(x.decode("utf-8")) for x in (self.before, self.after))
-        lines = difflib.unified_diff(old, new, f"a/{name}", f"b/{name}")
+        a, b = str(self.path), str(self.path)
+        if self.path.is_relative_to(root):
+            a, b = (f"{side}/{self.path.relative_to(root)}" for side in "ab")
+        old, new = (_lines(_text(x)[0]) for x in (self.before, self.after))
+        lines = difflib.unified_diff(old, new, a, b)
         return "".join(
             x if x.endswith(("\n", "\r")) else f"{x}\n\\ No newline at end of file\n" for x in lines
         )
@@ -101,6 +105,13 @@ def file_edits(
     )
 
 
+def _text(content: bytes) -> tuple[str, str]:
+    """A file's text, with its mark where it has one, and the encoding that it declares."""
+    encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
+    encoding = "utf-8" if encoding == "utf-8-sig" else encoding  # the mark stays part of the text
+    return content.decode(encoding), encoding
+
+
 def _lines(text: str) -> list[str]:
     """With their ends; str.splitlines also breaks at form feeds."""
     parts = _LINE_END.split(text)
@@ -109,8 +120,8 @@ def _lines(text: str) -> list[str]:
 
 def _has(path: Path, hunk: Hunk, as_it_ran: bytes | None) -> bool:
     try:
-        text = (path.read_bytes() if as_it_ran is None else as_it_ran).decode("utf-8")
-    except (OSError, UnicodeDecodeError):
+        text, _ = _text(path.read_bytes() if as_it_ran is None else as_it_ran)
+    except (OSError, UnicodeDecodeError, SyntaxError):
         return False
     there = _LINE_END.split(text.removeprefix(_MARK))[::2][hunk.line - 1 : hunk.end - 1]
     return [x.rstrip() for x in there] == [x.rstrip() for x in hunk.old]
@@ -131,8 +142,8 @@ def _path_of(hunk: Hunk, sources: Mapping[str, str], as_it_ran: Mapping[Path, by
 def _edited(path: Path, wanted: str, changes: Sequence[Hunk], as_it_ran: bytes | None) -> FileEdit:
     try:
         before = path.read_bytes() if as_it_ran is None else as_it_ran
-        text = before.decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text, encoding = _text(before)
+    except (OSError, UnicodeDecodeError, SyntaxError) as error:
         raise UsageError(f"{path}: can't be read ({error}).") from None
     mark = _MARK if text.startswith(_MARK) else ""
     parts = _LINE_END.split(text.removeprefix(_MARK))
@@ -165,7 +176,10 @@ def _edited(path: Path, wanted: str, changes: Sequence[Hunk], as_it_ran: bytes |
         lines[start:end], ends[start:end] = new, kept
     ends = [x or usual for x in ends[:-1]] + [""]
     after = "".join(line + end for line, end in zip(lines, ends, strict=True))
-    return FileEdit(path=path, before=before, after=(mark + after).encode("utf-8"))
+    try:
+        return FileEdit(path=path, before=before, after=(mark + after).encode(encoding))
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{path}: {encoding} can't hold the change ({error}).") from None
 
 
 def _cores(hunk: Hunk) -> list[tuple[int, int, tuple[str, ...]]]:

@@ -143,3 +143,24 @@ def test_two_changes_may_put_lines_in_one_place(train: Path) -> None:
     after = edited(train, both).after.decode()
     assert after.replace("\r\n", "\n").startswith("import gc\nimport copy\nimport torch\n")
     assert "for batch in ahead(loader):" in after
+
+
+def test_a_file_keeps_the_encoding_that_it_declares(train: Path) -> None:
+    script = ["# -*- coding: latin-1 -*-", "ds = Data()  # größer", *SCRIPT[2:]]
+    train.write_bytes("\r\n".join([*script, ""]).encode("latin-1"))
+    text = "\n".join([*script, ""])
+    (edit,) = file_edits(hunks(CODE), {str(train): text_hash(text)}, {})
+    after = edit.after.decode("latin-1").split("\r\n")
+    assert after[1] == script[1]
+    assert after[2] == "loader = DataLoader(ds, num_workers=2)  # mine"
+    assert "+loader = DataLoader(ds, num_workers=2)  # mine" in edit.diff(train.parent)
+    beyond = CODE.replace("# mine", "# – mine").replace(
+        "- loader = DataLoader(ds)  # –", "- loader = DataLoader(ds)  #"
+    )
+    with pytest.raises(UsageError, match="can't hold the change"):
+        file_edits(hunks(beyond), {str(train): text_hash(text)}, {})
+
+
+def test_a_file_outside_the_folder_is_named_by_its_whole_path(train: Path, tmp_path: Path) -> None:
+    lines = edited(train).diff(tmp_path / "elsewhere").splitlines()
+    assert lines[:2] == [f"--- {train}", f"+++ {train}"]

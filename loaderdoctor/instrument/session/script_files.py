@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tokenize
 from pathlib import Path
 
 import msgspec
@@ -39,8 +40,9 @@ def with_sources(script: ScriptRecord | None) -> ScriptRecord | None:
     left = MAX_LETTERS
     for path in _files():
         try:
-            text = Path(path).read_text(encoding="utf-8-sig")
-        except (OSError, UnicodeDecodeError):
+            with tokenize.open(path) as file:  # in the encoding that it declares
+                text = file.read()
+        except (OSError, UnicodeDecodeError, SyntaxError):
             continue
         if len(sources) < MAX_FILES and len(text) <= left:
             sources[path] = text

@@ -13,6 +13,7 @@ import contextlib
 import multiprocessing.spawn
 import sys
 import tempfile
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -172,7 +173,8 @@ def _source() -> str | None:
     if file is None:
         return None
     try:
-        text = Path(file).read_text(encoding="utf-8")
+        with tokenize.open(file) as script:  # in the encoding that it declares
+            text = script.read()
         ast.parse(text)
     except (OSError, SyntaxError, ValueError):
         return None  # a zip or a compiled script: multiprocessing's own idea of it counts

@@ -12,7 +12,7 @@ from loaderdoctor.instrument.wire.channel import LaunchConfig
 
 SCRIPT = """\
 import json
-import pkg.model
+import pkg.model, pkg.old
 import msgspec
 from loaderdoctor.instrument.session.script_files import with_sources
 from loaderdoctor.instrument.wire.records import ScriptRecord
@@ -25,15 +25,19 @@ def test_the_script_comes_first_then_its_own_modules_and_no_library(tmp_path: Pa
     (tmp_path / "pkg").mkdir()
     (tmp_path / "pkg" / "__init__.py").write_text("")
     (tmp_path / "pkg" / "model.py").write_text("ä = 'größer'\n", encoding="utf-8")
+    declared = "# -*- coding: latin-1 -*-\nb = 'kleiner, für alle'\n"
+    (tmp_path / "pkg" / "old.py").write_text(declared, encoding="latin-1")
     done = subprocess.run(
         [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     sources = json.loads(done.stdout)
     names = [str(Path(path).relative_to(tmp_path.resolve())) for path in sources]
-    assert names[0] == "train.py" and set(names) == {"train.py", "pkg/__init__.py", "pkg/model.py"}
+    assert names[0] == "train.py" and set(names) == {
+        "train.py", "pkg/__init__.py", "pkg/model.py", "pkg/old.py",
+    }  # fmt: skip
     assert next(iter(sources.values())) == SCRIPT
-    assert "ä = 'größer'\n" in sources.values()
+    assert {"ä = 'größer'\n", declared} <= set(sources.values())
 
 
 def test_how_it_was_started_is_what_was_typed() -> None:

@@ -111,7 +111,10 @@ def candidates(facts: Facts, findings: Iterable[Finding]) -> tuple[Candidate, ..
     unique: dict[Settings, Candidate] = {}
     for candidate in everything:
         whole = _whole(candidate.settings, loader.settings)
-        if invalid_reason(whole, has_accelerator=has_accelerator(facts)) is None:
+        on_device = has_accelerator(facts)
+        if not on_device and not candidate.settings.pin_memory:
+            whole = replace(whole, pin_memory=None)  # the loader's own, which does nothing then
+        if invalid_reason(whole, has_accelerator=on_device) is None:
             unique.setdefault(candidate.settings, candidate)
     ranked = sorted(
         unique.values(),

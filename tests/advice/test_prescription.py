@@ -506,3 +506,13 @@ def test_code_is_tried_where_making_costs_the_step_and_no_finding_names_the_caus
     result = prescribe(facts, [replace(first, kind=Kind.PAGEABLE_COPY)])
     assert any(c.in_code and c.settings.cache and not c.kinds for c in result.candidates)
     assert not any(c.in_code for c in prescribe(facts, []).candidates)
+
+
+def test_a_loader_that_pins_in_vain_gets_workers_all_the_same() -> None:
+    """`pin_memory=True` in a script that runs on a CPU does nothing, and forbids nothing."""
+    pins = loader(settings={"num_workers": 0, "prefetch_factor": None, "pin_memory": True})
+    facts = loop_loads(loaders=(pins,), machine=machine(device_name=None))
+    assert facts.trace is not None
+    on_cpu = replace(facts, trace=replace(facts.trace, has_accelerator=False))
+    assert Settings(num_workers=3) in by_settings(on_cpu)
+    assert all(not settings.pin_memory for settings in by_settings(on_cpu))

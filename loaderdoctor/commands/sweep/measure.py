@@ -214,6 +214,8 @@ class _Loop:
 def _given(planned: Sequence[Trial], observed: Observed) -> list[Trial]:
     """Trials planned on another machine, less what can't run here."""
     own, has_accelerator = own_settings(observed), observed.device is not None
+    if not has_accelerator:
+        own = replace(own, pin_memory=None)  # which does nothing then
     for trial in planned:
         full = meaning(trial.settings, own)
         if trial.index and (why := invalid_reason(full, has_accelerator=has_accelerator)):

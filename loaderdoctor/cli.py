@@ -234,11 +234,9 @@ def analyze(traces: tuple[Path, ...], **options: Any) -> int:
 @click.argument("after", metavar="RUN_B", type=click.Path(path_type=Path))
 def compare(before: Path, after: Path, fail_on_regression: bool) -> int:
     """Say whether RUN_B is faster, slower, or no different beyond the noise."""
-    from loaderdoctor.commands.report import CompareOptions, compare
+    from loaderdoctor.commands.report import compare
 
-    return compare(
-        CompareOptions(before=before, after=after, fail_on_regression=fail_on_regression)
-    )
+    return compare(before, after, fail_on_regression=fail_on_regression)
 
 
 @cli.command(context_settings=SCRIPT_CONTEXT)
@@ -306,9 +304,9 @@ def prove(n_turns: int, seconds: float, seed: int, **options: Any) -> int:
 @click.argument("run", type=click.Path(path_type=Path))
 def report(run: Path, **options: Any) -> int:
     """Show the report of a run folder; the run may go on, or have been killed."""
-    from loaderdoctor.commands.report import ReportOptions, report
+    from loaderdoctor.commands.report import report
 
-    return report(ReportOptions(run=run, **options))
+    return report(run, **options)
 
 
 @cli.command(context_settings=CONTEXT)
@@ -323,9 +321,9 @@ def apply(run: Path, numbers: tuple[int, ...], write: bool, undo: bool, proves: 
     N are the numbers of "What to change"; without one, the first. Where an option of the script
     does it, the command line is printed instead.
     """
-    from loaderdoctor.commands.advice import ApplyOptions, apply
+    from loaderdoctor.commands.advice import apply
 
-    code = apply(ApplyOptions(run=run, numbers=numbers, write=write, undo=undo))
+    code = apply(run, numbers, write=write, undo=undo)
     if code or undo or not proves:
         return code
     from loaderdoctor.commands.advice import ProveOptions, prove

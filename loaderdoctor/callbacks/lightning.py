@@ -27,12 +27,12 @@ class LightningMonitor(Recorder, Callback):  # type: ignore[misc]  # untyped
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Lightning is about to fit, validate, test or predict."""
         if stage == "fit":
-            self._recording.begin(first_rank=trainer.global_rank == 0)
+            self.begin_recording(first_rank=trainer.global_rank == 0)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """It has ended."""
-        self._recording.end()
+        self.end_recording()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """It was ended by an exception; `teardown` is not called then."""
-        self._recording.end(failed=True)
+        self.end_recording(failed=True)

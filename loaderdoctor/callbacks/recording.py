@@ -13,21 +13,22 @@ if TYPE_CHECKING:
     from loaderdoctor.report.model import Report
 
 
-class Recording:
-    """One `monitor()` for each training; options are those of `monitor`.
+class Recorder:
+    """The half of a callback that no framework has a say in: a `monitor()` for each training.
 
-    Of `output` the second training has the folder beside it that is named `…-2`, and so on.
+    Options are those of `monitor`. Of `output` the second training has the folder beside it that is
+    named `…-2`, and so on.
     """
 
     # Of this process: a training that raised has told nobody of its end.
-    _open: ClassVar[Recording | None] = None
+    _open: ClassVar[Recorder | None] = None
 
     def __init__(
         self,
         *,
-        output: str | Path | None,
-        metrics_file: str | Path | None,
-        tune: bool | Literal["exact"],
+        output: str | Path | None = None,
+        metrics_file: str | Path | None = None,
+        tune: bool | Literal["exact"] = False,
     ) -> None:
         self._output = None if output is None else Path(output)
         self._metrics_file, self._tune = metrics_file, tune
@@ -36,10 +37,10 @@ class Recording:
         self._unrecorded: str | None = None  # why the last training is not
         self._n_begun = 0
 
-    def begin(self, *, first_rank: bool) -> None:
+    def begin_recording(self, *, first_rank: bool) -> None:
         """A training begins. One that can't be recorded goes on without, which is said."""
-        if Recording._open is not None:
-            Recording._open.end(failed=True)
+        if Recorder._open is not None:
+            Recorder._open.end_recording(failed=True)
         self._monitor, self._unrecorded = None, None
         if not first_rank:
             self._unrecorded = "Of several ranks the first is recorded, and has the report."
@@ -53,19 +54,20 @@ class Recording:
             return
         self._n_begun += 1
         self._monitor = made
-        Recording._open = self
+        Recorder._open = self
 
-    def end(self, *, failed: bool = False) -> None:
+    def end_recording(self, *, failed: bool = False) -> None:
         """It is over; waits for the report. Once: later calls do nothing."""
-        if Recording._open is self:
-            Recording._open = None
+        if Recorder._open is self:
+            Recorder._open = None
             assert self._monitor is not None
             self._monitor.stop(failed=failed)
 
-    def report(self, *, show: bool) -> Report | None:
-        """Of the last training; None, with a line that says why, where it was not recorded.
+    def report(self, *, show: bool = True) -> Report | None:
+        """The report of the last training; prints it unless `show` is False.
 
-        Raises RunError where none was begun.
+        None, with a line that says why, where it was not recorded, as on ranks above 0. Raises
+        RunError before the first.
         """
         if self._unrecorded is not None:
             self._say_why()
@@ -81,24 +83,3 @@ class Recording:
 
     def _say_why(self) -> None:
         sys.stderr.write(f"loaderdoctor: {self._unrecorded}\n")
-
-
-class Recorder:
-    """The half of a callback that no framework has a say in."""
-
-    def __init__(
-        self,
-        *,
-        output: str | Path | None = None,
-        metrics_file: str | Path | None = None,
-        tune: bool | Literal["exact"] = False,
-    ) -> None:
-        self._recording = Recording(output=output, metrics_file=metrics_file, tune=tune)
-
-    def report(self, *, show: bool = True) -> Report | None:
-        """The report of the last training; prints it unless `show` is False.
-
-        None, with a line that says why, where it was not recorded, as on ranks above 0. Raises
-        RunError before the first.
-        """
-        return self._recording.report(show=show)

@@ -18,8 +18,8 @@ class TransformersMonitor(Recorder, TrainerCallback):  # type: ignore[misc]  # u
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The first step comes next; a training that raised before has told nobody of its end."""
-        self._recording.begin(first_rank=state.is_world_process_zero)
+        self.begin_recording(first_rank=state.is_world_process_zero)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The last step is made."""
-        self._recording.end()
+        self.end_recording()

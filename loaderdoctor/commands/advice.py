@@ -31,60 +31,52 @@ from loaderdoctor.report.files import read_report
 from loaderdoctor.report.model import Report
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApplyOptions:
-    """A run folder and which of its changes; none: the first."""
+def apply(
+    run: Path, numbers: tuple[int, ...] = (), *, write: bool = False, undo: bool = False
+) -> int:
+    """Print the diff of these changes of a run; write or take it back where asked to.
 
-    run: Path
-    numbers: tuple[int, ...] = ()
-    write: bool = False
-    undo: bool = False
-
-
-def apply(options: ApplyOptions) -> int:
-    """Print the diff; write or take it back where asked to. The exit code.
-
-    Raises UsageError where the report or the files do not allow it; nothing is written then.
+    `numbers` empty: the first change. Returns the exit code. Raises UsageError where the report or
+    the files do not allow it; nothing is written then.
     """
-    if options.undo:
-        return _undo(options.run)
-    report = read_report(options.run)
-    plan = _on_top(report, options) or advised(report, options.numbers)
+    if undo:
+        return _undo(run)
+    report, wanted = read_report(run), numbers or (1,)
+    plan = _on_top(report, run, wanted) or advised(report, numbers)
     root = Path(script_of(report).cwd or ".")
     for edit in plan.edits:
         click.echo(edit.diff(root), nl=False)
     if plan.expected is not None:
         click.echo(f"training does not stay the same: {plan.expected}", err=True)
-    if options.write and plan.edits:
-        note(options.run, plan.titles, options.numbers or (1,), plan.edits)
+    if write and plan.edits:
+        note(run, plan.titles, wanted, plan.edits)
         for edit in plan.edits:
             replace_file(edit.path, edit.after)
         click.echo(f"written: {', '.join(str(e.path) for e in plan.edits)}", err=True)
-        click.echo(f"loaderdoctor apply --undo {options.run} takes it back", err=True)
+        click.echo(f"loaderdoctor apply --undo {run} takes it back", err=True)
     if plan.command is not None:
         click.echo(f"{'then run' if plan.edits else 'No file changes. Run'} it as:", err=True)
         click.echo(plan.command)
-    if not options.write:
-        more = f"loaderdoctor apply --write {options.run}{_numbers(options.numbers)} writes it; "
-        proves = f"loaderdoctor prove {options.run}{_numbers(options.numbers)} tests it in a copy"
-        click.echo(f"{more if plan.edits else ''}{proves}", err=True)
+    if not write:
+        named = " ".join([str(run), *map(str, numbers)])
+        writes = f"loaderdoctor apply --write {named} writes it; " if plan.edits else ""
+        click.echo(f"{writes}loaderdoctor prove {named} tests it in a copy", err=True)
     return 0
 
 
-def _on_top(report: Report, options: ApplyOptions) -> Advised | None:
+def _on_top(report: Report, run: Path, wanted: Sequence[int]) -> Advised | None:
     """The changes together with those that are written already; None where none are.
 
     Raises UsageError where there is nothing left to write.
     """
-    applied, before = standing(options.run)
-    wanted = options.numbers or (1,)
+    applied, before = standing(run)
     new = [number for number in wanted if number not in applied]
     if not applied or not before:
         return None
     if not new:
         raise UsageError(
             f"Change {', '.join(str(n) for n in wanted)} is written already; "
-            f"loaderdoctor apply --undo {options.run} takes it back."
+            f"loaderdoctor apply --undo {run} takes it back."
         )
     plan = advised(report, new, as_it_ran=before)
     both = advised(report, [*applied, *new], as_it_ran=before)
@@ -104,10 +96,6 @@ def replace_file(path: Path, content: bytes) -> None:
     except BaseException:
         Path(part).unlink(missing_ok=True)
         raise
-
-
-def _numbers(numbers: Sequence[int]) -> str:
-    return "".join(f" {n}" for n in numbers)
 
 
 def _undo(run: Path) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import operator
 import os
 import re
 import sys
@@ -32,6 +33,9 @@ _RULE = re.compile(
 )
 
 
+_COMPARES = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
+
+
 @dataclass(frozen=True, slots=True)
 class ShareRule:
     """A `--fail-on` rule: a share and a limit, 0…1."""
@@ -46,12 +50,7 @@ class ShareRule:
         value = share_of(report, self.share)
         if value is None:
             return False
-        return {
-            ">": value > self.limit,
-            ">=": value >= self.limit,
-            "<": value < self.limit,
-            "<=": value <= self.limit,
-        }[self.comparison]
+        return bool(_COMPARES[self.comparison](value, self.limit))
 
 
 def share_rules(texts: Sequence[str]) -> tuple[ShareRule, ...]:

@@ -20,6 +20,7 @@ from rich.console import Console
 
 from loaderdoctor.advice.writing import written
 from loaderdoctor.commands.output import (
+    STDOUT,
     check_json_target,
     deliver,
     exit_code,
@@ -55,23 +56,19 @@ from loaderdoctor.tryout.recommending import recommendations
 from loaderdoctor.tryout.windows import sizes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportOptions:
-    """What the command line says."""
-
-    run: Path
-    fail_on: tuple[str, ...] = ()
-    json_target: str | None = None
-    verbose: bool = False
-
-
-def report(options: ReportOptions) -> int:
-    """Show it. Raises UsageError where the folder holds no run of ours."""
-    rules = share_rules(options.fail_on)
-    check_json_target(options.json_target)
-    found = _report_in(options.run)
-    deliver(found, json_target=options.json_target, folder=options.run, verbose=options.verbose)
-    for proven in kept_proofs(options.run) if options.json_target != "-" else ():
+def report(
+    run: Path,
+    *,
+    fail_on: Sequence[str] = (),
+    json_target: str | None = None,
+    verbose: bool = False,
+) -> int:
+    """Show a run folder's report. Raises UsageError where it holds no run of ours."""
+    rules = share_rules(fail_on)
+    check_json_target(json_target)
+    found = _report_in(run)
+    deliver(found, json_target=json_target, folder=run, verbose=verbose)
+    for proven in kept_proofs(run) if json_target != STDOUT else ():
         click.echo(f"Proven: {proven.sentence}")
     return exit_code(found, rules)
 
@@ -132,23 +129,14 @@ class _Left:
         return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompareOptions:
-    """Two run folders (or their report.json), the older first."""
-
-    before: Path
-    after: Path
-    fail_on_regression: bool = False
-
-
-def compare(options: CompareOptions) -> int:
-    """Print the comparison; the exit code.
+def compare(before: Path, after: Path, *, fail_on_regression: bool = False) -> int:
+    """Print how two run folders (or their report.json) compare; the exit code.
 
     With `fail_on_regression`: 3 where B is slower, 2 where nothing can be said.
     """
-    found = compared(read_report(options.before), read_report(options.after))
-    Console(markup=False).print(render_comparison(found, (options.before.name, options.after.name)))
-    if not options.fail_on_regression:
+    found = compared(read_report(before), read_report(after))
+    Console(markup=False).print(render_comparison(found, (before.name, after.name)))
+    if not fail_on_regression:
         return 0
     if found.change == "unknown":
         return EXIT_USAGE

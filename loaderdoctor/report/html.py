@@ -40,8 +40,8 @@ from loaderdoctor.report.words.first_screen import (
 from loaderdoctor.report.words.parts import parts_of, whole_of
 from loaderdoctor.report.words.tables import (
     RANKS_KEY,
-    by_speed,
     outliers_first,
+    ran_by_kind,
     rank_columns,
     shared_sentence,
     table_key,
@@ -193,24 +193,14 @@ class ShownChange:
 
 def _change(change: Change, now_ms: float | None) -> ShownChange:
     first, group, measured = change.first, change.rows, change.measured_ms
-    notes = []
-    if (ratio := change.times_as_fast(now_ms)) is not None:
-        notes.append(f"{fmt.ratio(ratio)} as fast{change.compared(now_ms)}")
-    if (promised := change.in_new_runs()) is not None:
-        notes.append(promised)
-    if (predicted := change.prediction_met()) is not None:
-        notes.append(predicted)
     return ShownChange(
         title=change.title(),
-        diffs=tuple(
-            _diff(code)
-            for code in dict.fromkeys(x for c in group for x in (c.command, c.code) if x)
-        ),
+        diffs=tuple(map(_diff, change.texts)),
         gain=fmt.step_ms(measured, first.measured_ci_ms) if measured is not None else None,
         per=change.per,
-        notes=tuple(notes),
+        notes=change.behind(now_ms),
         predicted=change.prediction() if measured is None else None,
-        ideas=tuple(dict.fromkeys(c.idea for c in group if c.idea)),
+        ideas=change.ideas,
         is_idea=change.is_idea,
         summaries=tuple(dict.fromkeys(c.summary for c in group if c.summary)),
         cautions=tuple(dict.fromkeys(c.caution for c in group if c.caution)),
@@ -245,11 +235,7 @@ def _trials(report: Report) -> TrialTable | None:
     """Every trial: those that ran, fastest first, then the others with the reason."""
     if not report.trials:
         return None
-    numbered = list(enumerate(report.trials))
-    ran = []
-    for _, own_ms, members in report.by_hardware:  # each kind by itself, fastest first
-        alike = [(i, report.trials[i], own_ms) for i in members if report.trials[i].status == "ok"]
-        ran += sorted(alike, key=lambda item: by_speed(item[1]))
+    ran = [(i, t, own_ms) for _, own_ms, kind in ran_by_kind(report) for i, t in kind]
     columns = trial_columns([t for _, t, _ in ran])
     names = trial_names(report)
     rows = [
@@ -270,7 +256,7 @@ def _trials(report: Report) -> TrialTable | None:
             cells=(),
             fault=f"{trial.status}: {trial.reason or 'no reason recorded'}",
         )
-        for i, trial in numbered
+        for i, trial in enumerate(report.trials)
         if trial.status != "ok"
     ]
     return TrialTable(

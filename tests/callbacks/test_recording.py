@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from loaderdoctor.callbacks.recording import Recording
+from loaderdoctor.callbacks.recording import Recorder
 from loaderdoctor.commands.run.monitor import monitor
 from loaderdoctor.errors import RunError, UsageError
 
@@ -27,8 +27,8 @@ def folders(monkeypatch: pytest.MonkeyPatch) -> list[Path | None]:
     return asked
 
 
-def recorded(output: Path | None) -> Recording:
-    return Recording(output=output, metrics_file=None, tune=False)
+def recorded(output: Path | None) -> Recorder:
+    return Recorder(output=output)
 
 
 def test_later_trainings_have_folders_of_their_own(
@@ -36,8 +36,8 @@ def test_later_trainings_have_folders_of_their_own(
 ) -> None:
     trainings = recorded(tmp_path / "run")
     for _ in range(3):
-        trainings.begin(first_rank=True)
-        trainings.end()
+        trainings.begin_recording(first_rank=True)
+        trainings.end_recording()
     assert folders == [tmp_path / "run", tmp_path / "run-2", tmp_path / "run-3"]
 
 
@@ -45,8 +45,8 @@ def test_a_folder_in_use_leaves_the_training_alone(
     folders: list[Path | None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trainings = recorded(tmp_path)
-    trainings.begin(first_rank=True)
-    trainings.end()
+    trainings.begin_recording(first_rank=True)
+    trainings.end_recording()
     assert folders == []
     said = capsys.readouterr().err
     assert "This training is not recorded" in said
@@ -59,8 +59,8 @@ def test_a_training_within_a_block_goes_on(
 ) -> None:
     monkeypatch.setattr(monitor, "_open", monitor())
     trainings = recorded(None)
-    trainings.begin(first_rank=True)
-    trainings.end()
+    trainings.begin_recording(first_rank=True)
+    trainings.end_recording()
     assert "another loop of this process is being recorded" in capsys.readouterr().err
     assert trainings.report(show=True) is None
 
@@ -71,8 +71,8 @@ def test_other_ranks_train_and_are_told_where_the_report_is(
     trainings = recorded(None)
     with pytest.raises(RunError):
         trainings.report(show=False)
-    trainings.begin(first_rank=False)
-    trainings.end()
+    trainings.begin_recording(first_rank=False)
+    trainings.end_recording()
     assert capsys.readouterr().err == ""
     assert trainings.report(show=False) is None
     assert "ranks the first is recorded" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from loaderdoctor.commands.advice import ApplyOptions, apply, replace_file
+from loaderdoctor.commands.advice import apply, replace_file
 from loaderdoctor.errors import UsageError
 from loaderdoctor.proving.advised import advised, words_of
 from loaderdoctor.proving.journal import JOURNAL, standing
@@ -76,7 +76,7 @@ def script_of(run: Path) -> Path:
 def test_the_first_change_is_printed_and_nothing_written(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert apply(ApplyOptions(run=run)) == 0
+    assert apply(run) == 0
     out, err = capsys.readouterr()
     assert out.startswith("--- a/src/train.py\n+++ b/src/train.py\n")
     assert "+loader = DataLoader(ds, num_workers=2)\n" in out
@@ -90,7 +90,7 @@ def test_what_a_change_does_to_training_is_said_and_expected(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     report = read_report(run)
-    apply(ApplyOptions(run=run))
+    apply(run)
     assert "training" not in capsys.readouterr().err
     assert advised(report, ()).expected is None
     dealt = "samples come in other batches"
@@ -101,48 +101,48 @@ def test_what_a_change_does_to_training_is_said_and_expected(
     assert advised(changed, (1,)).expected == dealt
     assert advised(changed, (2,)).expected is None
     assert advised(changed, (1, 2)).expected == dealt
-    apply(ApplyOptions(run=run))
+    apply(run)
     assert f"training does not stay the same: {dealt}" in capsys.readouterr().err
 
 
 def test_changes_are_written_together_and_taken_back(run: Path) -> None:
     script = script_of(run)
     script.chmod(0o750)
-    apply(ApplyOptions(run=run, numbers=(1, 2), write=True))
+    apply(run, (1, 2), write=True)
     assert script.read_text() == AFTER.replace("in loader:", "in tqdm(loader):")
     assert stat.S_IMODE(script.stat().st_mode) == 0o750
-    apply(ApplyOptions(run=run, undo=True))
+    apply(run, undo=True)
     assert script.read_text() == BEFORE
     with pytest.raises(UsageError, match="nothing of this run was applied"):
-        apply(ApplyOptions(run=run, undo=True))
+        apply(run, undo=True)
 
 
 def test_a_second_change_is_written_on_top_of_the_first_and_each_is_taken_back(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    apply(ApplyOptions(run=run, write=True))
+    apply(run, write=True)
     capsys.readouterr()
-    apply(ApplyOptions(run=run, numbers=(2,), write=True))
+    apply(run, (2,), write=True)
     out = capsys.readouterr().out
     assert "-for x in loader:" in out
     assert "num_workers" not in out.replace(" loader = DataLoader(ds, num_workers=2)", "")
     assert script_of(run).read_text() == AFTER.replace("in loader:", "in tqdm(loader):")
     assert standing(run)[0] == (1, 2)
     with pytest.raises(UsageError, match="Change 1 is written already"):
-        apply(ApplyOptions(run=run, write=True))
-    apply(ApplyOptions(run=run, undo=True))
+        apply(run, write=True)
+    apply(run, undo=True)
     assert script_of(run).read_text() == AFTER
-    apply(ApplyOptions(run=run, undo=True))
+    apply(run, undo=True)
     assert script_of(run).read_text() == BEFORE
 
 
 def test_a_later_edit_is_neither_written_over_nor_undone(run: Path) -> None:
-    apply(ApplyOptions(run=run, write=True))
+    apply(run, write=True)
     script_of(run).write_text("mine now")
     with pytest.raises(UsageError, match="has changed since the run"):
-        apply(ApplyOptions(run=run, numbers=(2,), write=True))
+        apply(run, (2,), write=True)
     with pytest.raises(UsageError, match="nothing was taken back"):
-        apply(ApplyOptions(run=run, undo=True))
+        apply(run, undo=True)
     assert script_of(run).read_text() == "mine now"
     assert (run / JOURNAL).exists()
 
@@ -150,7 +150,7 @@ def test_a_later_edit_is_neither_written_over_nor_undone(run: Path) -> None:
 def test_where_an_option_does_it_the_command_line_is_printed(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    apply(ApplyOptions(run=run, numbers=(3,), write=True))
+    apply(run, (3,), write=True)
     out, err = capsys.readouterr()
     assert out == "OMP_NUM_THREADS=1 python src/train.py -p 8\n"
     assert "No file changes" in err
@@ -169,7 +169,7 @@ def test_numbers_are_those_of_the_list_without_its_ideas(
     run: Path, numbers: tuple[int, ...], words: str
 ) -> None:
     with pytest.raises(UsageError, match=words):
-        apply(ApplyOptions(run=run, numbers=numbers))
+        apply(run, numbers)
 
 
 def test_a_promise_is_of_one_change_and_measured_where_it_was(run: Path) -> None:
@@ -187,7 +187,7 @@ def test_a_promise_is_of_one_change_and_measured_where_it_was(run: Path) -> None
 
 
 def test_what_was_applied_is_proven_against_the_file_as_it_ran(run: Path) -> None:
-    apply(ApplyOptions(run=run, numbers=(2,), write=True))
+    apply(run, (2,), write=True)
     numbers, before = standing(run)
     assert numbers == (2,)
     assert before == {script_of(run): BEFORE.encode()}
@@ -202,7 +202,7 @@ def test_a_report_that_knows_no_files_says_what_to_do(run: Path) -> None:
     report = msgspec.structs.replace(read_report(run), script=None)
     (run / "report.json").write_bytes(encode_report(report))
     with pytest.raises(UsageError, match="Run it again"):
-        apply(ApplyOptions(run=run))
+        apply(run)
 
 
 def test_hidden_arguments_are_not_run_with(run: Path) -> None:

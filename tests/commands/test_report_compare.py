@@ -9,7 +9,6 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from loaderdoctor.commands.report import CompareOptions
 from loaderdoctor.commands.report import compare as command
 from loaderdoctor.errors import UsageError
 from loaderdoctor.report import model
@@ -124,13 +123,13 @@ def test_shares_are_compared_in_milliseconds_not_in_percent() -> None:
 def test_exit_code_fails_on_regression_only(after: model.Report, code: int, tmp_path: Path) -> None:
     before = saved(run(40.0, 1.0), tmp_path / "a")
     later = saved(after, tmp_path / "b")
-    assert command(CompareOptions(before=before, after=later)) == 0
-    assert command(CompareOptions(before=before, after=later, fail_on_regression=True)) == code
+    assert command(before, later) == 0
+    assert command(before, later, fail_on_regression=True) == code
 
 
 def test_a_folder_without_a_report_is_a_usage_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"report\.json"):
-        command(CompareOptions(before=tmp_path, after=tmp_path))
+        command(tmp_path, tmp_path)
 
 
 def test_reports_survive_the_round_trip(tmp_path: Path) -> None:

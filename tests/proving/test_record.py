@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from loaderdoctor.commands.report import ReportOptions, report
+from loaderdoctor.commands.report import report
 from loaderdoctor.errors import UsageError
 from loaderdoctor.proving.judge import Promise
 from loaderdoctor.proving.record import PROOFS, keep, kept_proofs, record
@@ -24,13 +24,13 @@ def run(tmp_path: Path) -> Path:
 def test_report_says_what_was_promised_and_what_was_got(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    report(ReportOptions(run=run))
+    report(run)
     assert "Proven" not in capsys.readouterr().out
     good = proved([10.0, 10.0, 10.0], [5.0, 5.0, 5.0])
     keep(run, record(good, changes="num_workers=3 (now 0)", promise=Promise(times=2.1)))
     bad = proved([10.0, 10.0, 10.0], [9.0, 9.0, 9.0])
     keep(run, record(bad, changes="cache", promise=Promise(times=4.0)))
-    report(ReportOptions(run=run))
+    report(run)
     out = capsys.readouterr().out
     assert (
         "Proven: num_workers=3 (now 0): promised 2.1×, got 2.0× [2.00, 2.00]; "

@@ -19,6 +19,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final, TextIO
 
@@ -241,16 +242,7 @@ class _Listening:
         for alert in alerts:
             self._alerts.append(alert)
             self._teller.add(alert)
-            self._files.event(
-                {
-                    "kind": alert.kind,
-                    "at_s": alert.at_s,
-                    "step": alert.step,
-                    "text": alert.text,
-                    "cause": alert.cause,
-                    "advice": alert.advice,
-                }
-            )
+            self._files.event(asdict(alert))
             row = self._row()
             if row is not None:
                 self._files.state(row)

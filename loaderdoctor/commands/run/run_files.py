@@ -172,17 +172,7 @@ def run_row(
             )
             for t in first.times
         ),
-        alerts=tuple(
-            RunAlert(
-                kind=a.kind,
-                at_s=a.at_s - began_s,
-                step=a.step,
-                text=a.text,
-                cause=a.cause,
-                advice=a.advice,
-            )
-            for a in alerts
-        ),
+        alerts=tuple(RunAlert(**{**asdict(a), "at_s": a.at_s - began_s}) for a in alerts),
         ranks=_ranks(histories, hosts) if len(histories) > 1 else (),
         last_step_ms=tuple(ns / NS_PER_MS for ns in job.last_step_ns),
         complete=ended is not None,

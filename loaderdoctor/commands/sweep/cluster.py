@@ -43,7 +43,6 @@ from loaderdoctor.sweep.groups import (
     local_trials,
     split,
 )
-from loaderdoctor.sweep.live import LiveSweep
 from loaderdoctor.sweep.presets.resolve import Found
 from loaderdoctor.tryout.trials import Progress, Trial
 
@@ -51,79 +50,67 @@ from loaderdoctor.tryout.trials import Progress, Trial
 CONFIRM_SHARE = 0.25
 
 
-class ClusterMeasuring:
-    """One sweep over a cluster; `measure` once."""
+def measure_on_cluster(
+    options: SweepOptions,
+    target: Target,
+    trace_dir: Path,
+    *,
+    say: Callable[[str], None],
+    watch: Callable[[SweepEvidence], Show],
+    before: Before | None = None,
+) -> SweepEvidence:
+    """Every trial, as far as nodes last. Raises RunError where nothing was measured.
 
-    def __init__(
-        self,
-        options: SweepOptions,
-        target: Target,
-        trace_dir: Path,
-        live: LiveSweep,
-        watch: Callable[[SweepEvidence], Show],
-    ) -> None:
-        self._options, self._target, self._trace_dir = options, target, trace_dir
-        self._live, self._watch = live, watch
+    `before` is what an interrupted sweep measured: its whole groups are kept.
+    """
+    with RayCluster(options.ray_address) as cluster:
+        places = cluster.wait_places()
+        for why in cluster.unusable:
+            say(f"not used: {why}")
+        say(f"waiting for the first steps of {target.name} on a node")
+        seen = _observe(cluster, Asked(options=options, target=target, before=before))
+        observed = seen.observed
+        planned = trials(options, target, observed, found=seen.found, dali=seen.why_no_dali)
+        sweep = GroupedSweep(observed, planned)
+        if before is not None:
+            sweep.restore(*before)
+        groups = split(planned, len({place.machine for place in places}), done=sweep.states)
+        n_trials = 1 + sum(len(group.trials) for group in groups)
+        say(
+            f"{n_trials} trials in {len(groups)} groups, a machine for each, about "
+            f"{budget_s(options):.0f} s of measuring"
+        )
+        evidence = GroupedEvidence(observed=observed, sweep=sweep, trace_dir=trace_dir)
+        running = GroupsOnNodes(
+            options,
+            target,
+            cluster=cluster,
+            evidence=evidence,
+            planned=planned,
+            say=say,
+            show=watch(evidence),
+        )
+        try:
+            running.measure(groups)
+            running.confirm()
+        except KeyboardInterrupt as interrupt:
+            sweep.interrupted = interrupt
+    if not any(trial.measurements for trial in sweep.recorded):
+        if sweep.interrupted is not None:
+            raise sweep.interrupted
+        reasons = dict.fromkeys(s.failed for s in sweep.states if s.failed is not None)
+        raise RunError(f"{target.name}: nothing was measured ({'; '.join(reasons)}).")
+    return evidence
 
-    def measure(self, before: Before | None = None) -> SweepEvidence:
-        """Every trial, as far as nodes last. Raises RunError where nothing was measured.
 
-        `before` is what an interrupted sweep measured: its whole groups are kept.
-        """
-        with RayCluster(self._options.ray_address) as cluster:
-            places = cluster.wait_places()
-            for why in cluster.unusable:
-                self._live.say(f"not used: {why}")
-            seen = self._observe(cluster, before)
-            observed = seen.observed
-            planned = trials(
-                self._options,
-                self._target,
-                observed,
-                found=seen.found,
-                dali=seen.why_no_dali,
-            )
-            sweep = GroupedSweep(observed, planned)
-            if before is not None:
-                sweep.restore(*before)
-            groups = split(planned, len({place.machine for place in places}), done=sweep.states)
-            n_trials = 1 + sum(len(group.trials) for group in groups)
-            self._live.say(
-                f"{n_trials} trials in {len(groups)} groups, a machine for each, about "
-                f"{budget_s(self._options):.0f} s of measuring"
-            )
-            evidence = GroupedEvidence(observed=observed, sweep=sweep, trace_dir=self._trace_dir)
-            running = GroupsOnNodes(
-                self._options,
-                self._target,
-                cluster=cluster,
-                evidence=evidence,
-                planned=planned,
-                say=self._live.say,
-                show=self._watch(evidence),
-            )
-            try:
-                running.measure(groups)
-                running.confirm()
-            except KeyboardInterrupt as interrupt:
-                sweep.interrupted = interrupt
-        if not any(trial.measurements for trial in sweep.recorded):
-            if sweep.interrupted is not None:
-                raise sweep.interrupted
-            reasons = dict.fromkeys(s.failed for s in sweep.states if s.failed is not None)
-            raise RunError(f"{self._target.name}: nothing was measured ({'; '.join(reasons)}).")
-        return evidence
-
-    def _observe(self, cluster: RayCluster, before: Before | None) -> Seen:
-        """What the loop is, from one node: the script is started there and ended again."""
-        self._live.say(f"waiting for the first steps of {self._target.name} on a node")
-        work = NodeWork.of(Asked(options=self._options, target=self._target, before=before))
-        for came in cluster.run(observe_on_node, [work], exclusive=True):
-            if came.given_up is not None:
-                raise RunError(f"{self._target.name}: {came.given_up}")
-            if came.result is not None:
-                return came.result
-        raise RunError(f"{self._target.name}: no node answered.")
+def _observe(cluster: RayCluster, asked: Asked) -> Seen:
+    """What the loop is, from one node: the script is started there and ended again."""
+    for came in cluster.run(observe_on_node, [NodeWork.of(asked)], exclusive=True):
+        if came.given_up is not None:
+            raise RunError(f"{asked.target.name}: {came.given_up}")
+        if came.result is not None:
+            return came.result
+    raise RunError(f"{asked.target.name}: no node answered.")
 
 
 class GroupsOnNodes:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from rich.console import Console
 
@@ -69,43 +69,28 @@ class Run:
     before: Before | None = None
 
 
-class SweepEngine(Protocol):
-    """Where trials are measured: ENGINES names them."""
-
-    def measure(
-        self, run: Run, trace_dir: Path, live: LiveSweep, partial: Partial
-    ) -> SweepEvidence:
-        """Measure every trial, telling `partial` on the way; traces go below `trace_dir`."""
-
-
-class LocalEngine:
+def _here(run: Run, trace_dir: Path, live: LiveSweep, partial: Partial) -> SweepEvidence:
     """In one running loop on this machine."""
-
-    def measure(
-        self, run: Run, trace_dir: Path, live: LiveSweep, partial: Partial
-    ) -> SweepEvidence:
-        asked = Asked(
-            options=run.options,
-            target=run.target,
-            before=run.before,
-            stdout=script_output(run, live),
-        )
-        return measure(asked, trace_dir, say=live.say, show=live.show, watch=partial.watch)
+    asked = Asked(
+        options=run.options,
+        target=run.target,
+        before=run.before,
+        stdout=script_output(run, live),
+    )
+    return measure(asked, trace_dir, say=live.say, show=live.show, watch=partial.watch)
 
 
-class RayEngine:
+def _on_cluster(run: Run, trace_dir: Path, live: LiveSweep, partial: Partial) -> SweepEvidence:
     """In groups on the machines of a Ray cluster, one loop on each."""
+    from loaderdoctor.commands.sweep.cluster import measure_on_cluster
 
-    def measure(
-        self, run: Run, trace_dir: Path, live: LiveSweep, partial: Partial
-    ) -> SweepEvidence:
-        from loaderdoctor.commands.sweep.cluster import ClusterMeasuring
-
-        measuring = ClusterMeasuring(run.options, run.target, trace_dir, live, partial.watch)
-        return measuring.measure(run.before)
+    return measure_on_cluster(
+        run.options, run.target, trace_dir, say=live.say, watch=partial.watch, before=run.before
+    )
 
 
-ENGINES: Mapping[str, SweepEngine] = {"local": LocalEngine(), "ray": RayEngine()}
+# Where trials are measured; each is told where traces go and whom to tell on the way.
+ENGINES = {"local": _here, "ray": _on_cluster}
 
 
 def sweep(options: SweepOptions) -> int:
@@ -135,7 +120,7 @@ def _sweep_into(run: Run, began: float) -> int:
     with Signals(), ExitStack() as held_back:
         with raw_traces(folder) as trace_dir, LiveSweep(errors) as live:
             partial = Partial(run, live)
-            evidence = ENGINES[options.engine].measure(run, trace_dir, live, partial)
+            evidence = ENGINES[options.engine](run, trace_dir, live, partial)
             # Some seconds, and then there is a whole report of what was measured.
             came = held_back.enter_context(held())
             live.say("reading the traces")

@@ -238,8 +238,10 @@ def _outline(change: Change, step: Step) -> Text:
 def change_lines(number: int, change: Change, step: Step) -> Sequence[RenderableType]:
     """One change in full."""
     what = Text.assemble(f"{number}  ", (plain(change.title()), "bold"))
-    texts = dict.fromkeys(x for row in change.rows for x in (row.command, row.code) if x)
-    return [what, _below(*_ideas(change), *map(_code, texts), _gain(change, step), *_words(change))]
+    return [
+        what,
+        _below(*_ideas(change), *map(_code, change.texts), _gain(change, step), *_words(change)),
+    ]
 
 
 def _below(*body: RenderableType) -> Padding:
@@ -247,10 +249,7 @@ def _below(*body: RenderableType) -> Padding:
 
 
 def _ideas(change: Change) -> list[Text]:
-    """What to do, in words: where there is no line, or where an option does it."""
-    return [
-        Text(plain(idea)) for idea in dict.fromkeys(row.idea for row in change.rows if row.idea)
-    ]
+    return [Text(plain(idea)) for idea in change.ideas]
 
 
 def _words(change: Change) -> list[Text]:
@@ -272,13 +271,7 @@ def _gain(change: Change, step: Step) -> Text:
     text = Text("together " if len(change.rows) > 1 else "")
     text.append(fmt.step_ms(measured_ms, first.measured_ci_ms), style="bold green")
     text.append(f" {change.per}, {MEASURED}")
-    more = []
-    if (ratio := change.times_as_fast(step.wall_ms)) is not None:
-        more.append(f"{fmt.ratio(ratio)} as fast{change.compared(step.wall_ms)}")
-    if (promised := change.in_new_runs()) is not None:
-        more.append(promised)
-    if (predicted := change.prediction_met()) is not None:
-        more.append(predicted)
+    more = change.behind(step.wall_ms)
     text.append(f" ({'; '.join(more)})" if more else "")
     return text
 

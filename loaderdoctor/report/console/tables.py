@@ -33,10 +33,10 @@ from loaderdoctor.report.words import run as words
 from loaderdoctor.report.words.tables import (
     MAX_SHOWN,
     RANKS_KEY,
-    by_speed,
     group_rows,
     hardware_lines,
     outliers_first,
+    ran_by_kind,
     rank_columns,
     shared_sentence,
     step_cell,
@@ -62,16 +62,11 @@ class TrialsTable:
     most: int | None = None
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        trials = list(enumerate(self.report.trials))
         names = trial_names(self.report)
         if (shared := shared_sentence(names)) is not None:
             yield Text(plain(shared), style="bright_black")
-        parts = self.report.by_hardware
-        for kind, base, members in parts:
-            ran = [
-                (i, self.report.trials[i]) for i in members if self.report.trials[i].status == "ok"
-            ]
-            ran.sort(key=lambda item: by_speed(item[1]))
+        parts = ran_by_kind(self.report)
+        for kind, base, ran in parts:
             if len(parts) > 1:
                 own = f", own settings {fmt.ms(base)}" if base is not None else ""
                 yield Text(f"Hardware {kind}{own}", style="bold")
@@ -83,7 +78,7 @@ class TrialsTable:
                 key = table_key(trial for _, trial in shown)
                 if key is not None:
                     yield Text(key, style="bright_black")
-        for i, trial in trials:
+        for i, trial in enumerate(self.report.trials):
             if trial.status != "ok":
                 reason = plain(trial.reason or "no reason recorded")
                 yield Text(f"{i} {plain(names.names[i])}: {trial.status}, {reason}")

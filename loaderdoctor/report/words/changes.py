@@ -181,6 +181,25 @@ class Change:
         at_best = " at best," if self.is_bound else ""
         return f"{fmt.ms(predicted)}{at_best} {self.basis}"
 
+    def behind(self, step_ms: float | None) -> tuple[str, ...]:
+        """What stands behind its figure: how much faster, what is promised, what was predicted."""
+        ratio = self.times_as_fast(step_ms)
+        faster = (
+            f"{fmt.ratio(ratio)} as fast{self.compared(step_ms)}" if ratio is not None else None
+        )
+        said = (faster, self.in_new_runs(), self.prediction_met())
+        return tuple(one for one in said if one is not None)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Lines for a shell, and code: each once."""
+        return tuple(dict.fromkeys(x for row in self.rows for x in (row.command, row.code) if x))
+
+    @property
+    def ideas(self) -> tuple[str, ...]:
+        """What to do, in words: where there is no line, or where an option does it."""
+        return tuple(dict.fromkeys(row.idea for row in self.rows if row.idea))
+
     @property
     def predicted_only(self) -> bool:
         """Whether a prediction is all there is."""

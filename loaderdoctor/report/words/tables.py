@@ -23,6 +23,20 @@ def by_speed(trial: Trial) -> tuple[bool, float]:
     return not is_clear(trial), trial.compared_ms or float("inf")
 
 
+# A kind of machines (None: all are alike), the step (ms) of the loop's own settings there, and its
+# trials by number.
+Kind = tuple[str | None, float | None, list[tuple[int, Trial]]]
+
+
+def ran_by_kind(report: Report) -> list[Kind]:
+    """Trials that ran, fastest first, each kind of machines by itself."""
+    kinds = []
+    for name, base_ms, members in report.by_hardware:
+        ran = [(i, report.trials[i]) for i in members if report.trials[i].status == "ok"]
+        kinds.append((name, base_ms, sorted(ran, key=lambda item: by_speed(item[1]))))
+    return kinds
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialNames:
     """What tells trials apart: each by what it changes; what all of them change is said once."""

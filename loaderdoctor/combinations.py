@@ -17,7 +17,6 @@ def _moves(settings: Settings) -> bool:
 
 
 def _active(settings: Settings) -> set[str]:
-    """The axes that change the loop."""
     return {n for n, value in settings.changed().items() if not AXES_BY_NAME[n].is_idle(value)}
 
 

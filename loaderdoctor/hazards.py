@@ -35,8 +35,6 @@ GIB = 1024**3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hazard:
-    """What must not be done, and why."""
-
     setting: str
     reason: str  # a sentence that says what to do, where something can be done
 
@@ -138,7 +136,6 @@ class Change:
 
     @property
     def grown(self) -> str:
-        """The setting that makes the pool grow."""
         return "num_workers" if self.wanted or self.alongside else "prefetch_factor"
 
     @property
@@ -169,7 +166,6 @@ def fits(change: Change) -> bool:
 
 
 def _with_workers(change: Change, n: int) -> Change:
-    """The same with another number of workers."""
     more = n if change.alongside else max(0, n - change.had)
     return replace(
         change,

@@ -23,8 +23,6 @@ HOMES = (_PACKAGE / "_recipes", _PACKAGE.parent / "recipes")
 
 
 class _Wire(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """recipe.json as it is written."""
-
     name: str
     summary: str
     script: str
@@ -39,8 +37,6 @@ class _Wire(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """One reference loop."""
-
     name: str
     summary: str
     description: str

@@ -80,7 +80,6 @@ class Settings:
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def changed(self) -> dict[str, Value]:
-        """Only the axes this combination sets."""
         return {name: value for name, value in self.as_dict().items() if value is not None}
 
     def over(self, base: Settings) -> Settings:

@@ -54,7 +54,6 @@ class Alert:
 
     @property
     def line(self) -> str:
-        """All of it."""
         return self.text if self.advice is None else f"{self.text} {self.advice}"
 
 

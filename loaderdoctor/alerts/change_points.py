@@ -189,7 +189,6 @@ class DriftWatch:
         self._n = 0
 
     def add(self, value: float) -> Change | None:
-        """The next block."""
         self._n += 1
         self._open.append(value)
         if len(self._open) < self.WIDTH:

@@ -75,7 +75,6 @@ class Job:
         return told + self._compare(rank, one, beat)
 
     def look(self, look: Surroundings) -> list[Alert]:
-        """What goes on around the run."""
         told = []
         for rank, one in self._ranks.items():
             found = one.watcher.look(look)
@@ -188,7 +187,6 @@ class Account:
     copy_s: float | None = None  # of the step, copies that its work waits for; None: not seen
 
     def add(self, other: Account) -> None:
-        """Both together."""
         for one in fields(self):
             mine, more = getattr(self, one.name), getattr(other, one.name)
             setattr(self, one.name, mine if more is None else (mine or 0) + more)
@@ -201,8 +199,6 @@ class Account:
 
 @dataclass(slots=True, kw_only=True)
 class EpochRow:
-    """One epoch, or several in a row."""
-
     first: int
     last: int
     account: Account = field(default_factory=Account)
@@ -236,7 +232,6 @@ class History:
         self._outside = (0.0, 0.0)
 
     def beat(self, beat: Beat) -> Account:
-        """The next stretch; where its time went."""
         part = self._account(beat)
         self.total.add(part)
         self.n_steps = beat.n_steps
@@ -251,7 +246,6 @@ class History:
         return part
 
     def memory(self, run_bytes: int) -> None:
-        """What the whole run takes now."""
         if self.times:
             self.times[-1].run_bytes = max(self.times[-1].run_bytes or 0, run_bytes)
 

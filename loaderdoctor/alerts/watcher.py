@@ -55,8 +55,6 @@ class _Pending:
 
 
 class RankWatcher:
-    """One training process."""
-
     def __init__(self) -> None:
         self._pace, self._drift = LevelWatch(PACE), DriftWatch(DRIFT)
         self._input = LevelWatch(INPUT, floor_share=0.0, floor=0.01)
@@ -87,7 +85,6 @@ class RankWatcher:
         return found + self._settled(beat.end_ns)
 
     def look(self, look: Surroundings) -> list[Alert]:
-        """What goes on around the run."""
         self._looks.append(look)
         return self._settled(look.end_ns)
 

@@ -35,8 +35,6 @@ MIN_BYTES: Final = 50_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """Memory that will be full."""
-
     bytes_per_h: float
     full_in_h: float
     now_bytes: int
@@ -146,8 +144,6 @@ SAME_PERIOD: Final = 0.1  # told already
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenStall:
-    """One step that took long."""
-
     step: int
     at_s: float
     excess_ms: float  # over a step as usual

@@ -30,7 +30,6 @@ class LightningMonitor(Recorder, Callback):  # type: ignore[misc]  # untyped
             self.begin_recording(first_rank=trainer.global_rank == 0)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """It has ended."""
         self.end_recording()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:

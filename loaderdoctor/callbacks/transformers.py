@@ -21,5 +21,4 @@ class TransformersMonitor(Recorder, TrainerCallback):  # type: ignore[misc]  # u
         self.begin_recording(first_rank=state.is_world_process_zero)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The last step is made."""
         self.end_recording()

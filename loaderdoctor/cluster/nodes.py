@@ -155,8 +155,6 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A node that can take work."""
-
     id: str  # of the node within the cluster
     host: str
     machine: str  # nodes that share one share this
@@ -226,11 +224,9 @@ class Schedule:
         return given
 
     def begun(self, index: int) -> None:
-        """The item's work really runs."""
         self._items[index].begun = True
 
     def done(self, index: int) -> None:
-        """The item has its answer."""
         self._leave(index)
         self._items[index].over = True
 
@@ -247,7 +243,6 @@ class Schedule:
             self._queue.insert(0, index)
 
     def refused(self, index: int, why: str) -> None:
-        """That node can't do it; another may."""
         self._avoid(index)
         self._items[index].refusals.append(why)
         if len(self._items[index].refusals) >= self._max_attempts:
@@ -288,7 +283,6 @@ class Schedule:
         return any(self._allowed(index, place) for index in self._queue for place in places)
 
     def give_up(self, why: str) -> None:
-        """Give up everything that is not running."""
         for index in list(self._queue):
             self._give_up(index, why)
 

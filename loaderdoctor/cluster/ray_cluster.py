@@ -152,7 +152,6 @@ class RayCluster:
         return task.options(num_cpus=0, max_retries=1, **self._on(node)).remote(self._look)
 
     def _collect(self, now: float, hosts: dict[str, str]) -> None:
-        """Take in what nodes answered."""
         for node, (answer, asked_at) in list(self._asked.items()):
             host = hosts.get(node)
             if host is None:

@@ -54,8 +54,6 @@ class _Task:
 
 
 class Running:
-    """The tasks of one `run`."""
-
     def __init__(self, ray: Any, on: Callable[[str], dict[str, Any]], schedule: Schedule) -> None:
         self._ray, self._on, self._schedule = ray, on, schedule
         self._tasks: dict[Any, _Task] = {}

@@ -71,8 +71,6 @@ RUNS_ONCE = "Where it ends before enough was measured, it is not run again (--on
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiagnoseOptions:
-    """What the command line says."""
-
     script: str
     args: tuple[str, ...] = ()
     as_module: bool = False

@@ -56,7 +56,6 @@ class Load:
 
 
 def look_at_load(seconds: float = LOAD_S) -> Load:
-    """Watch for that long."""
     meter = CpuMeter()
     time.sleep(seconds)
     window = WindowDone(id=0, mode="plain", status="ok", cpu=meter.since())

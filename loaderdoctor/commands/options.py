@@ -105,7 +105,6 @@ class HelpfulCommand(click.Command):
                     formatter.write_dl(records)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the examples."""
         _write_examples(self.name or "", formatter)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
@@ -267,7 +266,6 @@ def profile_options(command: F) -> F:
 
 
 def schedule_of(options: dict[str, Any]) -> ProfilerSchedule:
-    """Take the schedule's options out of `options`."""
     from loaderdoctor.instrument.wire.protocol import ProfilerSchedule
 
     return ProfilerSchedule(

@@ -143,7 +143,6 @@ def build_report(
 
 
 def shares_of(shares: Shares | None) -> model.Shares | None:
-    """Shares as report.json has them."""
     return model.Shares(**shares.as_dict()) if shares is not None else None
 
 

@@ -64,7 +64,6 @@ def write_html(report: Report, folder: RunFolder, extras: HtmlExtras | None = No
 
 
 def html(report: Report, extras: HtmlExtras | None = None) -> str:
-    """The whole page as text."""
     more = extras or HtmlExtras()
     bound, severity = headline(report)
     changes = changes_of(report.recommendations)

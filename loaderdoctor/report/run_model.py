@@ -64,8 +64,6 @@ class RunStretch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunRank(msgspec.Struct, frozen=True, kw_only=True):
-    """One process of the job."""
-
     rank: int
     host: str
     time: RunTime

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """What the command line says."""
-
     script: str
     args: tuple[str, ...] = ()
     as_module: bool = False

@@ -74,7 +74,6 @@ class Teller:
         self._told_s = float("-inf")
 
     def add(self, alert: Alert) -> None:
-        """To be told, in order."""
         self._waiting.append(alert)
 
     def tell(self, now_s: float) -> Alert | None:
@@ -87,7 +86,6 @@ class Teller:
         return alert
 
     def say(self, text: str) -> None:
-        """One line now."""
         if self._say is not None:
             self._say(text)
             return
@@ -117,13 +115,10 @@ def _in_a_line(stream: TextIO) -> bool:
 
 
 class Tuned:
-    """Give it what each beat brings."""
-
     def __init__(self) -> None:
         self.record: TuningRecord | None = None
 
     def heard(self, record: TuningRecord, step: int) -> list[Alert]:
-        """What is to be told of it."""
         before, self.record = self.record, record
         if record.not_tuned is not None:
             text = tuning_left_alone(record) if before is None else None
@@ -172,8 +167,6 @@ def listen(options: ListenOptions, listener: ConnectionListener, pid: int) -> No
 
 
 class _Listening:
-    """One run, heard to its end."""
-
     def __init__(self, options: ListenOptions, run: RecordedRun, pid: int) -> None:
         self._options, self._run = options, run
         self._files = RunFiles(options.folder, options.metrics_file)
@@ -310,7 +303,6 @@ class Apart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def main() -> None:
-    """Listen until the loop is over."""
     text = sys.stdin.buffer.read()
     told = msgspec.json.decode(text, type=Apart, dec_hook=lambda kind, value: kind(value))  # paths
     options = told.options

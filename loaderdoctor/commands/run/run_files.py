@@ -46,8 +46,6 @@ ROTATE_BYTES: Final = 2_000_000  # three days of lines
 
 
 class Loop(msgspec.Struct, frozen=True, kw_only=True):
-    """What one process said of its loop."""
-
     rank: int
     hello: Hello | None
     observed: Observed
@@ -75,7 +73,6 @@ class RunFiles:
         self.recorded.mkdir(exist_ok=True)
 
     def event(self, line: Mapping[str, Any]) -> None:
-        """One line more."""
         path = self.folder / EVENTS
 
         def write() -> None:
@@ -87,16 +84,12 @@ class RunFiles:
         self._try(write)
 
     def state(self, run: Run) -> None:
-        """The run so far."""
         self._replace(self.recorded / "run.json", msgspec.json.encode(run))
 
     def loops(self, recorded: Recorded) -> None:
-        """What was said of the loops."""
         self._replace(self.recorded / "loops.json", msgspec.json.encode(recorded))
 
     def scalars(self, values: Mapping[str, float], *, step: int, at_s: float) -> None:
-        """A point of each curve."""
-
         def write() -> None:
             if self._events is None:
                 self._events = EventFile(self.folder / "tensorboard" / "run")
@@ -105,7 +98,6 @@ class RunFiles:
         self._try(write)
 
     def metrics(self, text: str) -> None:
-        """The OpenMetrics file, where one is wanted."""
         if self._metrics_file is not None:
             self._replace(self._metrics_file, text.encode())
 

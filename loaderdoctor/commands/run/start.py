@@ -138,8 +138,6 @@ def _become(words: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
 
 
 class ListenOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one run."""
-
     label: str
     folder: Path
     made: tuple[Path, ...]  # for it, innermost first: gone again where nothing is to tell

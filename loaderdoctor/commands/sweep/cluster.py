@@ -150,7 +150,6 @@ class GroupsOnNodes:
                 self._show(self._progress())
 
     def _take(self, group: Group, came: Came[Measured]) -> None:
-        """One thing that came of a group."""
         sweep = self._evidence.grouped
         named = f"group {group.index + 1} (trials {', '.join(map(str, group.trials))})"
         if came.given_up is not None:
@@ -227,8 +226,6 @@ _CARRIED = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONPATH")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeWork:
-    """What a node is sent."""
-
     asked: Asked
     cwd: str
     environment: Mapping[str, str | None]  # None: not set here, so not there

@@ -61,8 +61,6 @@ NOT_VALID = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One call of this command."""
-
     options: SweepOptions
     target: Target
     folder: RunFolder
@@ -162,7 +160,6 @@ def raw_traces(folder: RunFolder) -> Iterator[Path]:
 
 
 def script_output(run: Run, live: LiveSweep) -> Literal["inherit", "stderr"] | Path:
-    """Where the script prints to."""
     if live.is_drawn and console_stream(run.options.json_target).isatty():
         # What the script prints would tear the table; its errors still come through.
         path = run.folder.path / SCRIPT_OUTPUT
@@ -284,7 +281,6 @@ class Partial:
             self._full = True
 
     def save(self) -> None:
-        """The raw samples so far."""
         assert self._evidence is not None
         before = self._run.before
         timings_file.write(

@@ -116,8 +116,6 @@ _SAVED = _Saved.__struct_fields__
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The loop to sweep over."""
-
     name: str  # as the report names it
     script: Script
     axes: tuple[str, ...]  # what a sweep without a grid may vary
@@ -257,7 +255,6 @@ def why_no_dali(options: SweepOptions, python: str = sys.executable) -> str | No
 
 
 def measuring(options: SweepOptions, trace_dir: Path) -> Options:
-    """How to measure: budget, rounds, profiler."""
     preset = preset_of(options)
     return Options(
         budget_s=budget_s(options),
@@ -273,7 +270,6 @@ def measuring(options: SweepOptions, trace_dir: Path) -> Options:
 
 
 def budget_s(options: SweepOptions) -> float:
-    """Seconds of measuring."""
     if options.budget_s is not None:
         return options.budget_s
     preset = preset_of(options)

@@ -132,7 +132,6 @@ class Charts:
 
 
 def charts_of(report: Report, extras: HtmlExtras) -> Charts:
-    """Draw what there is to draw."""
     own = next(iter(extras.traced), None)
     steps = [(traced, step) for traced in extras.traced for step in traced.steps]
     return Charts(

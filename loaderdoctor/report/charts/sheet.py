@@ -61,7 +61,6 @@ class Sheet:
 
     @property
     def size(self) -> int:
-        """Of text."""
         return 11 if self.narrow else 12
 
     @property
@@ -92,11 +91,9 @@ class Sheet:
         return figure, axes
 
     def quiet_ticks(self, axes: Axes) -> None:
-        """Ticks as figures only."""
         axes.tick_params(length=0, pad=5, labelsize=self.size - 1, labelcolor=self.colour("muted"))
 
     def name_x(self, axes: Axes, text: str) -> None:
-        """What the x axis counts."""
         axes.set_xlabel(
             text, loc="right", fontsize=self.size - 1, color=self.colour("muted"), labelpad=1
         )
@@ -130,7 +127,6 @@ class Sheet:
         axes.add_artist(PathPatch(path, facecolor=colour, linewidth=0, alpha=opacity))
 
     def strokes(self, axes: Axes, lines: Sequence[Line], *, ink: str, width: float) -> None:
-        """Many straight lines as one path."""
         if not lines:
             return
         ends = [end for start, stop in lines for end in (start, stop)]

@@ -137,7 +137,6 @@ class Change:
 
     @property
     def opening(self) -> str:
-        """`words` as a sentence begins."""
         return capitalised(self.words())
 
     def title(self) -> str:

@@ -109,7 +109,6 @@ class Whole:
 
 
 def whole_of(report: Report) -> Whole:
-    """Of this report."""
     step = report.step
     if step.window_ms is not None:
         return Whole(

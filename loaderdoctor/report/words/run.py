@@ -153,7 +153,6 @@ def sparkline(run: Run) -> str | None:
 
 
 def alert_line(alert: RunAlert) -> str:
-    """When, what, and what to do."""
     text = f"after {fmt.seconds(max(0.0, alert.at_s))}: {alert.text}"
     return f"{text} {alert.advice}" if alert.advice else text
 

@@ -234,7 +234,7 @@ def analyze(traces: tuple[Path, ...], **options: Any) -> int:
 @click.argument("after", metavar="RUN_B", type=click.Path(path_type=Path))
 def compare(before: Path, after: Path, fail_on_regression: bool) -> int:
     """Say whether RUN_B is faster, slower, or no different beyond the noise."""
-    from loaderdoctor.commands.report import compare
+    from loaderdoctor.commands.view import compare
 
     return compare(before, after, fail_on_regression=fail_on_regression)
 

@@ -19,7 +19,6 @@ from msgspec import structs
 from loaderdoctor import format as fmt
 from loaderdoctor.attribution.loop_stacks import loop_line_facts
 from loaderdoctor.attribution.trace_facts import Attributed, attribute, facts_of
-from loaderdoctor.commands.analyze import report_of_facts
 from loaderdoctor.commands.launch import (
     Launch,
     follow,
@@ -302,6 +301,9 @@ def report_without_dataloader(seen: NoDataLoader, target: str) -> tuple[Report, 
     The profiler can't tell the loop's own making of batches from its other work, so `input` is not
     recorded; where the step goes otherwise, it can. Raises TraceError where they can't be read.
     """
+    # Most scripts have a loader, and theirs are to start at once.
+    from loaderdoctor.commands.analyze import report_of_facts
+
     assert seen.trace_path is not None
     attributed = attribute(read_trace(Path(seen.trace_path)))
     steps = (

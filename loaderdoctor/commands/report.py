@@ -1,4 +1,4 @@
-"""`loaderdoctor report` and `compare`: run folders looked at; and the report of a recorded run.
+"""`loaderdoctor report RUN`: the report of a run folder, and how a recorded run gets one.
 
 A recorded run has the same findings as a diagnosis where there is evidence for them, also where it
 was killed, from what it had left in its folder. What the whole run adds to its first window is a
@@ -16,7 +16,6 @@ from typing import Protocol
 
 import click
 import msgspec
-from rich.console import Console
 
 from loaderdoctor.advice.writing import written
 from loaderdoctor.commands.output import (
@@ -29,7 +28,7 @@ from loaderdoctor.commands.output import (
 from loaderdoctor.commands.run.run_files import RECORDED, Loop, Recorded, read_recorded
 from loaderdoctor.commands.run.start import ListenOptions, unjudged
 from loaderdoctor.diagnosis.run import Diagnosis, DiagnosisOptions
-from loaderdoctor.errors import EXIT_THRESHOLD, EXIT_USAGE, RunError, UsageError
+from loaderdoctor.errors import RunError, UsageError
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.instrument.command.endings import nothing_measured, raise_if_broken
@@ -44,8 +43,6 @@ from loaderdoctor.instrument.wire.protocol import (
     WindowRequest,
 )
 from loaderdoctor.proving.record import kept_proofs
-from loaderdoctor.report.comparison import compare as compared
-from loaderdoctor.report.comparison import render_comparison
 from loaderdoctor.report.files import NAME_A_RUN, RunFolder, read_report
 from loaderdoctor.report.model import Recommendation, Report
 from loaderdoctor.report.run_model import Run
@@ -127,20 +124,6 @@ class _Left:
 
     def stop(self, to_end: bool = True) -> None:
         return None
-
-
-def compare(before: Path, after: Path, *, fail_on_regression: bool = False) -> int:
-    """Print how two run folders (or their report.json) compare; the exit code.
-
-    With `fail_on_regression`: 3 where B is slower, 2 where nothing can be said.
-    """
-    found = compared(read_report(before), read_report(after))
-    Console(markup=False).print(render_comparison(found, (before.name, after.name)))
-    if not fail_on_regression:
-        return 0
-    if found.change == "unknown":
-        return EXIT_USAGE
-    return EXIT_THRESHOLD if found.change == "slower" else 0
 
 
 # What the windows of a run are sized by: nothing depends on it but the sizes that are never used.

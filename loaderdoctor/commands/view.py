@@ -1,4 +1,4 @@
-"""`loaderdoctor view RUN`: the run in TensorBoard, or its full trace in the Perfetto UI.
+"""`loaderdoctor view` and `compare`: a run in TensorBoard or the Perfetto UI, and two side by side.
 
 As a program (`python -m … MODULE ARGS`) it runs a module that serves HTTP so that only this machine
 reaches it.
@@ -26,7 +26,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import FrameType
 
-from loaderdoctor.errors import RunError, UsageError
+from loaderdoctor.errors import EXIT_THRESHOLD, EXIT_USAGE, RunError, UsageError
 from loaderdoctor.format import plain
 
 HOST = "127.0.0.1"
@@ -49,6 +49,27 @@ def view(run: Path, *, port: int, perfetto: bool, open_browser: bool) -> int:
     if perfetto:
         return _view_perfetto(run, port=port, open_browser=open_browser)
     return _view_tensorboard(run, port=port, open_browser=open_browser)
+
+
+def compare(before: Path, after: Path, *, fail_on_regression: bool = False) -> int:
+    """Print how two run folders (or their report.json) compare; the exit code.
+
+    With `fail_on_regression`: 3 where B is slower, 2 where nothing can be said.
+    """
+    # Imported only here: `view` needs none of it, and is to start at once.
+    from rich.console import Console
+
+    from loaderdoctor.report.comparison import compare as compared
+    from loaderdoctor.report.comparison import render_comparison
+    from loaderdoctor.report.files import read_report
+
+    found = compared(read_report(before), read_report(after))
+    Console(markup=False).print(render_comparison(found, (before.name, after.name)))
+    if not fail_on_regression:
+        return 0
+    if found.change == "unknown":
+        return EXIT_USAGE
+    return EXIT_THRESHOLD if found.change == "slower" else 0
 
 
 def _view_tensorboard(run: Path, *, port: int, open_browser: bool) -> int:

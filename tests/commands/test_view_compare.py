@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from loaderdoctor.commands.report import compare as command
+from loaderdoctor.commands.view import compare as command
 from loaderdoctor.errors import UsageError
 from loaderdoctor.report import model
 from loaderdoctor.report.comparison import compare, render_comparison, sentence

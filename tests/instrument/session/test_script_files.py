@@ -40,6 +40,24 @@ def test_the_script_comes_first_then_its_own_modules_and_no_library(tmp_path: Pa
     assert {"ä = 'größer'\n", declared} <= set(sources.values())
 
 
+def test_of_a_library_next_to_the_script_the_files_about_loaders_come_first(tmp_path: Path) -> None:
+    (tmp_path / "big").mkdir()
+    names = [f"m{i:02}" for i in range(60)]
+    (tmp_path / "big" / "__init__.py").write_text("".join(f"import big.{n}\n" for n in names))
+    for name in names:
+        (tmp_path / "big" / f"{name}.py").write_text("x = 1\n")
+    (tmp_path / "big" / "m58.py").write_text("class Dataset: ...\n")
+    (tmp_path / "big" / "m59.py").write_text("def loader(num_workers): ...\n")
+    (tmp_path / "train.py").write_text(SCRIPT.replace("pkg.model, pkg.old", "big"))
+    done = subprocess.run(
+        [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = [str(Path(x).relative_to(tmp_path.resolve())) for x in json.loads(done.stdout)]
+    assert len(found) == 40
+    assert found[:3] == ["train.py", "big/m59.py", "big/m58.py"]
+
+
 def test_how_it_was_started_is_what_was_typed() -> None:
     launched = LaunchConfig(address="", authkey="", run_dir="", kind="script", target="a/t.py",
                             args=("-j", "4"))  # fmt: skip

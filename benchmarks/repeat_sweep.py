@@ -1,16 +1,19 @@
 """One sweep several times on one machine: how often it recommends the same.
 
     python benchmarks/repeat_sweep.py --recipe mnist --times 5 [--budget 120] [--json FILE]
+        [--keep FOLDER]
 
 Prints a row for each sweep (what is recommended, whether the table's best is that row, how many
 trials are tied, how much windows vary) and how often the commonest answer came. Exit code 1 where
-that is less than four in five, or where headline and table's best differ.
+that is less than four in five, or where headline and table's best differ. `--keep` keeps report and
+windows of each sweep.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 import tempfile
 from collections import Counter
@@ -22,11 +25,15 @@ from sweeping import machine, swept
 SAME_SHARE = 0.8
 
 
-def row_of(recipe: str, args: argparse.Namespace) -> dict[str, Any]:
+def row_of(recipe: str, number: int, args: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        report = swept(
-            recipe, Path(folder) / "run", budget_s=args.budget, grid=args.grid, more=""
-        ).report
+        run = Path(folder) / "run"
+        report = swept(recipe, run, budget_s=args.budget, grid=args.grid, more="").report
+        if args.keep is not None:
+            for name in ("report.json", "samples.npz"):
+                kept = args.keep / f"{recipe}_{number}_{name}"
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(run / name, kept)
     changes = {r["setting"]: r["to"] for r in report["recommendations"]}
     best, trials = report["best"], report["trials"]
     shown = trials[best["trial"]] if best is not None else None
@@ -52,12 +59,13 @@ def main() -> int:
     parser.add_argument("--budget", type=float, default=120.0, help="of each sweep, seconds")
     parser.add_argument("--grid", nargs="+", default=[], metavar="AXIS=VALUES")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--keep", type=Path)
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
     print("| sweep | recommended | speed | table's best | tied | noisy machine |")
     print("|---|---|---|---|---|---|")
     for number in range(1, args.times + 1):
-        row = row_of(args.recipe, args)
+        row = row_of(args.recipe, number, args)
         rows.append(row)
         speed = f"{row['speed']:.2f}x" if row["speed"] else ""
         best = "the same" if row["same_row"] else row["best"]

@@ -19,7 +19,7 @@ from loaderdoctor.settings import AXES_BY_NAME, Settings, Value
 from loaderdoctor.tryout.comparing import in_new_processes
 from loaderdoctor.tryout.ranking import Ranking
 from loaderdoctor.tryout.recommending import recommendations
-from loaderdoctor.tryout.simplicity import needed_changes
+from loaderdoctor.tryout.simplicity import SIMPLER_SHARE, needed_changes
 
 _CAUTIONS = {
     "num_workers": "each worker holds its own copy of what the dataset keeps in memory",
@@ -46,6 +46,7 @@ _CAUTIONS = {
     "uint8": "floats are made on the device: whatever reads the batch before must expect bytes",
 }
 MAX_PROBES_TOLD = 4
+TOLD = 0.005  # a difference that rounds to less than a hundredth is none
 CHANGES_NUMERICS = "changes numerics or training: check that the model still learns as well"
 
 
@@ -186,6 +187,15 @@ def nearness_sentence(ranking: Ranking) -> str:
         others = fmt.count(len(alike), "other trial")
         return f"It is the fastest; {others} cannot be told from it."
     label = ranking.results[best].settings.label()
+    again = ranking.slower.get(chosen)
+    if again is not None:
+        longer = f"took {fmt.share(again.value)} longer"
+        took = longer if again.value >= TOLD else "took no longer"
+        return (
+            f"It is the simplest of {len(alike | {best}) + 1} trials within "
+            f"{fmt.share(SIMPLER_SHARE)} of the fastest, as far as noise tells: measured next to "
+            f"that, {label}, it {took}."
+        )
     faster = fmt.share(1.0 - fastest.value / one.value)
     if chosen not in ranking.tied_with:
         return f"{capitalised(label)} is {faster} faster, too little for what more it takes."

@@ -21,8 +21,9 @@ from loaderdoctor.report.model import Trial as TrialRow
 from loaderdoctor.report.words.first_screen import SLOW_START
 from loaderdoctor.settings import Settings
 from loaderdoctor.tryout.ablating import memory_anew, waited_more_ms
-from loaderdoctor.tryout.ranking import Ranking, Result
+from loaderdoctor.tryout.ranking import Ranking
 from loaderdoctor.tryout.recommending import trial_row
+from loaderdoctor.tryout.results import Result
 from loaderdoctor.tryout.trials import ALLOWANCE_SHARE, Measurement, Outcome
 
 # A baseline that changed by more than this from the first to the last round is told: it is

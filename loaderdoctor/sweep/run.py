@@ -14,7 +14,7 @@ from types import MappingProxyType
 from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.settings import Settings
-from loaderdoctor.tryout import choosing, elimination, windows
+from loaderdoctor.tryout import choosing, confirming, elimination, windows
 from loaderdoctor.tryout.known import Loop
 from loaderdoctor.tryout.measuring import Equipment, OverError
 from loaderdoctor.tryout.ranking import Ranking
@@ -89,7 +89,7 @@ class Sweep:
             self.outcome.n_ranked_rounds = choosing.rounds_done(self.known())
             driver.carry_out(choosing.ranked)
         if options.part != "rank":
-            driver.carry_out(choosing.confirmed)
+            driver.carry_out(confirming.confirmed)
         if not options.keep_all:
             self._compare(self.known().left_s(windows.ABLATE_SHARE), fewest=False)
         driver.carry_out(choosing.traced)

@@ -17,6 +17,7 @@ from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.settings import Settings
 from loaderdoctor.tryout import windows
 from loaderdoctor.tryout.ranking import Ranking, rank
+from loaderdoctor.tryout.simplicity import complexity
 from loaderdoctor.tryout.trials import Options, Phase, PhaseName, Trial
 from loaderdoctor.tryout.windows import NOTHING, Cost, Plan
 
@@ -85,13 +86,29 @@ class Known:
 
     def ranking(self) -> Ranking:
         """The ranking of what has been measured so far."""
-        return rank(self.trials, own=self.loop.own, steps_per_epoch=self.loop.steps_per_epoch)
+        return rank(
+            self.trials,
+            own=self.loop.own,
+            steps_per_epoch=self.loop.steps_per_epoch,
+            beside=self.options.beside_fastest,
+        )
 
     def by_speed(self) -> list[int]:
         """Indexes of measured trials, fastest first; the loop's own before all others."""
         results = [r for r in self.ranking().results if r.wall_ms is not None]
         results.sort(key=lambda r: r.wall_ms.value if r.index and r.wall_ms else 0.0)
         return [r.index for r in results]
+
+    def by_relevance(self) -> list[int]:
+        """Likewise, but in turn the simplest and the fastest of those not listed yet.
+
+        What is recommended is the simplest of those that are equally fast: the simplest may be it,
+        the fastest say how fast that is, and what is neither could not change the answer much.
+        """
+        by_speed = self.by_speed()
+        simple = sorted(by_speed, key=lambda i: complexity(self.trials[i].settings, self.loop.own))
+        in_turn = (index for pair in zip(simple, by_speed, strict=True) for index in pair)
+        return list(dict.fromkeys((*by_speed[:1], *in_turn)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

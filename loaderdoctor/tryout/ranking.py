@@ -4,18 +4,18 @@ Comparisons are paired by round where two trials share rounds (drift cancels), a
 interval (see `noise.Noise`), never by the means alone. The best of many noisy means looks
 better than it is, so ties allow for the number of trials compared, and the candidate (the simplest
 of those tied with the best) has its gain over the loop's own settings measured in confirmation
-windows taken after it was chosen. Those decide whether it is recommended.
+windows taken after it was chosen, next to the best of the rounds. Those decide whether it is
+recommended, or another that is less simple.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import Literal
 
-from loaderdoctor.estimate import ByRound, Estimate, Noise, Sample
+from loaderdoctor.estimate import ByRound, Estimate, Noise
 from loaderdoctor.findings.model import MIN_GAIN_SHARE
 from loaderdoctor.settings import Settings
 from loaderdoctor.tryout.comparing import (
@@ -24,40 +24,29 @@ from loaderdoctor.tryout.comparing import (
     is_tied,
     widening,
 )
-from loaderdoctor.tryout.simplicity import equally_fast, simplest
-from loaderdoctor.tryout.trials import Measurement, Resources, Trial
+from loaderdoctor.tryout.results import (
+    Result,
+    baseline_ratio_of,
+    result,
+    samples_per_step,
+    shared,
+    size_factor,
+    wall_samples,
+)
+from loaderdoctor.tryout.simplicity import SIMPLER_SHARE, equally_fast, simplest
+from loaderdoctor.tryout.trials import Measurement, Trial
 
 # With fewer confirmation pairs than this the paired rounds speak (see `gain`).
 MIN_PAIRS = 3
 # Of what the fastest gains, a simpler setting must itself have shown this part, whatever noise
-# would allow it: else what hardly differs from the loop as it is stands for what does, is found to
-# gain nothing when it is confirmed, and the answer is "nothing". Of 10 simulated sweeps of a loop
-# that workers make 1.25 times as fast, at a noise of 8 %, that was the answer of 5, now of 1.
+# would allow it (beside the fastest: must not be shown to gain less): else what hardly differs from
+# the loop as it is stands for what does, is found to gain nothing when it is confirmed, and the
+# answer is "nothing". Of 10 simulated sweeps of a loop that workers make 1.25 times as fast, at a
+# noise of 8 %, that was the answer of 5, now of 1.
 OF_GAIN = 0.25
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """What one trial came to. None where it was not recorded; times per step in milliseconds."""
-
-    index: int
-    settings: Settings
-    status: Literal["ok", "failed", "skipped"]
-    reason: str | None
-    wall_ms: Estimate | None  # within-epoch + boundary / steps_per_epoch
-    within_ms: Estimate | None
-    boundary_ms: float | None
-    by_round: ByRound  # (round, cost in milliseconds), of the windows that count
-    samples_per_s: float | None
-    epoch_s: float | None
-    resources: Resources
-    calibrated_only: bool  # dropped after the first round: never the best, perhaps tied
-    trace_path: str | None
-    # wall_ms for as many samples as the loop's own step has; on a cluster by its node's ratio
-    cost_ms: Estimate | None = None
-    window_ms: tuple[float, ...] = ()  # on a cluster as measured, else as in `by_round`
-    on_cluster: bool = False
-    apart: bool = False  # on a machine unlike the others'
+# A simpler setting is too slow where that is shown by an interval this much wider: whoever is the
+# fastest of many is so by luck as well, and beside it the simpler one is judged round by round.
+SURELY = 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +64,15 @@ class Ranking:
     noise: Noise | None = None  # what intervals rest on
     spread: float | None = None  # usual standard deviation of a window's mean, of that mean
     compared: tuple[int, ...] = ()  # trials that the best was chosen among
+    # How much slower than the best trials were in the rounds that confirm, as a part of it
+    slower: Mapping[int, Estimate] = field(default_factory=dict)
+
+    def looks_too_slow(self, index: int, *, perhaps: bool = False) -> bool:
+        """Whether a trial ran slower than the best by more than simplicity is worth, or may."""
+        slower = self.slower.get(index)
+        if slower is None:
+            return False
+        return (slower.high if perhaps else slower.value) > SIMPLER_SHARE
 
     def round_gain(self, index: int) -> Estimate | None:
         """Loop's own minus this trial by the ranking rounds alone, as wide as ties are judged.
@@ -105,8 +103,13 @@ class Ranking:
         return self.candidate if self.worth_changing else None
 
 
-def rank(trials: Sequence[Trial], *, own: Settings, steps_per_epoch: int | None) -> Ranking:
-    """Everything that can be said about the trials so far; also after an interruption."""
+def rank(
+    trials: Sequence[Trial], *, own: Settings, steps_per_epoch: int | None, beside: bool = False
+) -> Ranking:
+    """Everything that can be said about the trials so far; also after an interruption.
+
+    `beside`: what may be recommended is measured beside the fastest again, which then decides.
+    """
     baseline_ratio = baseline_ratio_of(trials[0], steps_per_epoch) if trials else ONE_MACHINE
     noise = Noise.of(
         [x for _, x in wall_samples(trial, trial.ranked, steps_per_epoch, baseline_ratio)]
@@ -115,7 +118,7 @@ def rank(trials: Sequence[Trial], *, own: Settings, steps_per_epoch: int | None)
         if trial.index or baseline_ratio is ONE_MACHINE  # exact by definition
     )
     base = samples_per_step(trials[0]) if trials else None
-    results = _shared(
+    results = shared(
         trials,
         [
             result(trial, noise, steps_per_epoch, base_samples=base, baseline_ratio=baseline_ratio)
@@ -142,18 +145,30 @@ def rank(trials: Sequence[Trial], *, own: Settings, steps_per_epoch: int | None)
         if r is not best and is_tied(r.by_round, best.by_round, noise, len(compared))
     )
     own_wall = _wall(results[0])
+    again = [_again(t, trials[0], steps_per_epoch, baseline_ratio) for t in trials]
+    beside_best, beside_own = _beside(again, best.index, noise), _beside(again, 0, noise)
     if _wall(best) > own_wall * (1 - MIN_GAIN_SHARE):
         candidate = 0
     else:
-        slower = {
+        behind = {
             r.index: diff
             for r in ranked
             if r.index and r is not best
             if (diff := noise.difference(r.by_round, best.by_round)) is not None
         }
-        equal = equally_fast(_wall(best), slower, wider=widening(len(compared) - 1))
-        least_ms = own_wall - OF_GAIN * (own_wall - _wall(best))
+        equal = equally_fast(_wall(best), behind, wider=SURELY * widening(len(compared) - 1))
+        gain_of_best = own_wall - _wall(best)
+        least_ms = math.inf if beside else own_wall - OF_GAIN * gain_of_best
         choices = [best, *(r for r in ranked if r.index in equal and _wall(r) <= least_ms)]
+        out = {
+            *(i for i, slower in beside_best.items() if _is_too_slow(slower)),
+            *(
+                i
+                for i, slower in beside_own.items()
+                if -slower.low * own_wall < OF_GAIN * gain_of_best
+            ),
+        }
+        choices = [r for r in choices if r is best or r.index not in out]
         candidate = choices[simplest([r.settings for r in choices], own)].index
     gain_ms, confirmed = gain(trials, results, candidate, noise, steps_per_epoch, baseline_ratio)
     own_cost = results[0].cost_ms
@@ -169,6 +184,7 @@ def rank(trials: Sequence[Trial], *, own: Settings, steps_per_epoch: int | None)
         noise=noise,
         spread=math.sqrt(noise.variance) if noise.free else None,
         compared=tuple(r.index for r in compared),
+        slower=beside_best,
     )
     if ranking.worth_changing:  # the confirmation tells apart what the rounds could not
         ranking = replace(ranking, tied_with=tuple(index for index in tied if index))
@@ -185,123 +201,6 @@ def is_choice(trial: Trial) -> bool:
     )
 
 
-def baseline_ratio_of(own: Trial, steps_per_epoch: int | None) -> BaselineRatio:
-    """Of a sweep on a cluster; ONE_MACHINE where trial 0 was measured in no group."""
-    if all(measurement.group is None for measurement in own.measurements):
-        return ONE_MACHINE
-    timed, counted = (
-        [
-            (measurement, x.value)
-            for measurement, (_, x) in zip(
-                measurements, wall_samples(own, measurements, steps_per_epoch), strict=True
-            )
-        ]
-        for measurements in (own.measurements, own.ranked)
-    )
-    return BaselineRatio.of(timed, counted)
-
-
-def samples_per_step(trial: Trial) -> float | None:
-    """Samples in one of its steps; None where not known."""
-    if trial.samples_per_step is not None:
-        return trial.samples_per_step
-    n_steps = sum(measurement.window.n_steps for measurement in trial.measurements)
-    n_samples = sum(measurement.window.n_samples for measurement in trial.measurements)
-    return n_samples / n_steps if n_steps and n_samples else None
-
-
-def _factor(base_samples: float | None, per_step: float | None) -> float:
-    """From time per step to time for as many samples as the baseline's step has."""
-    return base_samples / per_step if base_samples and per_step else 1.0
-
-
-def _shared(trials: Sequence[Trial], results: Sequence[Result]) -> tuple[Result, ...]:
-    """Trials that are identical here get the figures of the one that was run."""
-    return tuple(
-        one
-        if trial.same_as is None
-        else replace(results[trial.same_as], index=one.index, settings=one.settings)
-        for trial, one in zip(trials, results, strict=True)
-    )
-
-
-def result(
-    trial: Trial,
-    noise: Noise,
-    steps_per_epoch: int | None,
-    *,
-    base_samples: float | None = None,
-    baseline_ratio: BaselineRatio = ONE_MACHINE,
-) -> Result:
-    """One trial's figures; `base_samples` are those of the step it is compared with."""
-    counted = trial.ranked
-    walls = wall_samples(trial, counted, steps_per_epoch)
-    compared = wall_samples(trial, counted, steps_per_epoch, baseline_ratio)
-    cost = noise.mean([x for _, x in compared]) if compared else None
-    wall = noise.mean([x for _, x in walls]) if walls else None
-    per_step = samples_per_step(trial)
-    factor = _factor(base_samples, per_step)
-    n_epoch = trial.steps_per_epoch or steps_per_epoch
-    traced = next((w.trace_path for w in trial.profiles if w.trace_path), None)
-    return Result(
-        index=trial.index,
-        settings=trial.settings,
-        status=trial.status,
-        reason=trial.reason,
-        wall_ms=wall,
-        within_ms=noise.mean([v.times.within for v in counted]) if counted else None,
-        boundary_ms=boundary_ms(trial),
-        by_round=tuple((number, x.scaled(factor)) for number, x in compared),
-        samples_per_s=per_step / wall.value * 1000 if per_step and wall else None,
-        epoch_s=wall.value * n_epoch / 1000 if wall and n_epoch else None,
-        resources=trial.resources,
-        calibrated_only=trial.dropped,
-        trace_path=traced,
-        cost_ms=cost.scaled(factor) if cost else None,
-        window_ms=tuple(x.value for _, x in walls)
-        if baseline_ratio is not ONE_MACHINE
-        else tuple(x.value * factor for _, x in compared),
-        on_cluster=baseline_ratio is not ONE_MACHINE,
-        apart=trial.apart,
-    )
-
-
-def boundary_ms(trial: Trial) -> float | None:
-    """One epoch boundary, mean over the measurements that timed one; never below 0.
-
-    Without the confirmation, which must not change what it was to confirm.
-    """
-    measurements = [
-        measurement for measurement in trial.measurements if measurement.phase != "confirm"
-    ]
-    seen = [ms for measurement in measurements if (ms := measurement.boundary_ms) is not None]
-    return max(0.0, fmean(seen)) if seen else None
-
-
-def wall_samples(
-    trial: Trial,
-    measurements: Sequence[Measurement],
-    steps_per_epoch: int | None,
-    baseline_ratio: BaselineRatio = ONE_MACHINE,
-) -> list[tuple[int, Sample]]:
-    """(round, wall per step) of these windows of a trial, one boundary spread over an epoch.
-
-    A boundary is timed once or few times and is the same cost each epoch, so every window
-    carries the trial's mean boundary. With a baseline ratio, windows of other nodes count as
-    their own loop's do.
-    """
-    boundary = boundary_ms(trial)
-    n_epoch = trial.steps_per_epoch or steps_per_epoch
-    spread = boundary / n_epoch if boundary is not None and n_epoch else 0.0
-    return [
-        (
-            measurement.round,
-            measurement.times.within.plus(spread).scaled(baseline_ratio.factor(measurement)),
-        )
-        for measurement in measurements
-    ]
-
-
 def gain(
     trials: Sequence[Trial],
     results: Sequence[Result],
@@ -312,20 +211,50 @@ def gain(
 ) -> tuple[Estimate | None, bool]:
     """(loop's own minus candidate, whether confirmation windows say so), per step.
 
-    Both trials' `confirm` measurements belong to this candidate: only it was confirmed.
+    Of the `confirm` rounds those that hold both: others were of another candidate.
     """
     if candidate == 0:
         return None, False
-    own = wall_samples(trials[0], trials[0].of("confirm"), steps_per_epoch, baseline_ratio)
-    chosen = trials[candidate]
-    factor = _factor(samples_per_step(trials[0]), samples_per_step(chosen))
-    other = [
-        (number, x.scaled(factor))
-        for number, x in wall_samples(chosen, chosen.of("confirm"), steps_per_epoch, baseline_ratio)
-    ]
-    if len({n for n, _ in own} & {n for n, _ in other}) >= MIN_PAIRS:
+    own, other = (
+        _again(trials[i], trials[0], steps_per_epoch, baseline_ratio) for i in (0, candidate)
+    )
+    if len(_common(own, other)) >= MIN_PAIRS:
         return noise.difference(own, other), True
     return noise.difference(results[0].by_round, results[candidate].by_round), False
+
+
+def _beside(again: Sequence[ByRound], index: int, noise: Noise) -> dict[int, Estimate]:
+    """How much slower than one trial others were in the rounds that confirm, as a part of it.
+
+    By their index; of the rounds that hold both, so that what slows all of them cancels.
+    """
+    found, one = {}, again[index]
+    for i, other in enumerate(again):
+        common = _common(other, one)
+        if i == index or len(common) < MIN_PAIRS:
+            continue
+        slower, one_ms = noise.difference(other, one), fmean(x.value for n, x in one if n in common)
+        if slower is not None and one_ms > 0:
+            found[i] = slower.scaled(1 / one_ms)
+    return found
+
+
+def _is_too_slow(slower: Estimate) -> bool:
+    """Surely by more than simplicity is worth; after each of many rounds it is asked anew."""
+    return slower.value - SURELY * slower.margin > SIMPLER_SHARE
+
+
+def _again(
+    trial: Trial, own: Trial, steps_per_epoch: int | None, baseline_ratio: BaselineRatio
+) -> ByRound:
+    """(round, cost) of a trial in the rounds that confirm, for as many samples as the own step."""
+    factor = size_factor(samples_per_step(own), samples_per_step(trial))
+    timed = wall_samples(trial, trial.of("confirm"), steps_per_epoch, baseline_ratio)
+    return [(number, x.scaled(factor)) for number, x in timed]
+
+
+def _common(a: ByRound, b: ByRound) -> set[int]:
+    return {n for n, _ in a} & {n for n, _ in b}
 
 
 def drift(baseline: Trial) -> float | None:

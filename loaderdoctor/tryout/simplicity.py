@@ -12,6 +12,7 @@ noise can explain must count, or each sweep recommends another (`benchmarks/repe
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
@@ -42,6 +43,7 @@ def needed_changes(settings: Settings, own: Settings) -> Settings:
     return Settings(**kept)  # type: ignore[arg-type]
 
 
+@functools.lru_cache(maxsize=4096)
 def complexity(settings: Settings, own: Settings) -> Complexity:
     """Smaller is simpler; equal only for settings with one label."""
     full, changes = meaning(settings, own), needed_changes(settings, own).changed()

@@ -241,6 +241,14 @@ class Options:
     cache_limit_s: float | None = None  # for filling a cache; None: until all samples are made
     loader_only: bool = False  # rows of the preset measure the loader, without the loop's work
 
+    @property
+    def beside_fastest(self) -> bool:
+        """Whether what may be recommended runs beside the fastest, for as long as it takes.
+
+        Not where steps or rows are counted, nor of a part: a search, a preset, a cluster's node.
+        """
+        return self.search == "grid" and not self.keep_all and self.part == "whole"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:

@@ -280,27 +280,27 @@ def plan(
     *,
     left_s: float,
     wanted_rounds: int | None,
-    by_speed: Sequence[int],
+    in_order: Sequence[int],
     behind: frozenset[int] = frozenset(),
 ) -> Plan:
-    """Rounds that fit `left_s`, by trial index -> cost; `by_speed` lists indexes, fastest first.
+    """Rounds that fit `left_s`, by trial index -> cost; what matters most is first `in_order`.
 
     Prefers many rounds of short windows (each round is an independent sample) over few of long
     ones, never fewer than MIN_ROUNDS unless `wanted_rounds` says so. Where windows would become
-    shorter than MIN_WINDOW_S, first trials that are clearly `behind` are dropped, the slowest
+    shorter than MIN_WINDOW_S, first trials that are clearly `behind` are dropped, the last
     first; then windows become shorter; then others are dropped. Trial 0 always stays. An empty
-    plan means that not even trial 0 and the fastest fit.
+    plan means that not even trial 0 and the next fit.
     """
     fewest, most = (wanted_rounds, wanted_rounds) if wanted_rounds else (MIN_ROUNDS, MAX_ROUNDS)
-    kept = [index for index in by_speed if index in costs]
-    slowest = [index for index in reversed(kept) if index in behind and index != 0]
-    for n_dropped in range(len(slowest) + 1):
-        some = [index for index in kept if index not in slowest[:n_dropped]]
+    kept = [index for index in in_order if index in costs]
+    last = [index for index in reversed(kept) if index in behind and index != 0]
+    for n_dropped in range(len(last) + 1):
+        some = [index for index in kept if index not in last[:n_dropped]]
         for n_rounds in range(most, fewest - 1, -1):
             found = _plan(costs, some, n_rounds, left_s, at_least=MIN_WINDOW_S)
             if found:
                 return found
-    kept = [index for index in kept if index not in slowest]
+    kept = [index for index in kept if index not in last]
     while len(kept) > 1:
         found = _plan(costs, kept, fewest, left_s, at_least=0.0)
         if found:

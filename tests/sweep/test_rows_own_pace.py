@@ -56,7 +56,8 @@ def test_a_loop_that_is_slow_at_first_is_not_taken_for_the_cost_of_opening_its_l
 
 def test_noise_and_drift_are_no_reason_to_speak_of_it() -> None:
     noisy = [kind(*swept(seed, noise=0.3)) for seed in range(16)]
-    assert sum(k is not None for k in noisy) <= 2  # 5 % by the interval, of those that look large
+    # 5 % by the interval (4 and 5 of 64 other seeds): more than 4 of 16 are 1 in 300.
+    assert sum(k is not None for k in noisy) <= 4
     assert kind(*swept(drift_per_s=0.01)) is None
 
 

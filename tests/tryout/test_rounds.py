@@ -27,7 +27,8 @@ def test_the_known_winner_is_found_and_the_simplest_of_its_equals_recommended(se
     assert picked.persistent_workers  # the other pays 60 ms on each epoch of 100 steps
     assert ranking.confirmed
     assert ranking.gain_ms is not None
-    assert ranking.gain_ms.low < 5.0 < ranking.gain_ms.high
+    # Not within the interval itself: one in twenty seeds would fail.
+    assert abs(ranking.gain_ms.value - 5.0) < 2 * ranking.gain_ms.margin < 1.0
     assert not {0} & {ranking.best, *ranking.tied_with}
 
 

@@ -17,7 +17,7 @@ from loaderdoctor.sweep.presets.judge import ONE_WINDOW
 from loaderdoctor.sweep.presets.loading import LOADER, LOADER_ONLY, MODEL
 from loaderdoctor.sweep.presets.model import Preset
 from loaderdoctor.sweep.presets.resolve import note_of
-from loaderdoctor.tryout.ranking import Result
+from loaderdoctor.tryout.results import Result
 from loaderdoctor.tryout.trials import Row, Trial
 
 

@@ -1,0 +1,117 @@
+"""The last rounds, asked of the policy alone: who is in them, and who is recommended by them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from loaderdoctor.tryout.confirming import MOST_PAIRS, SECOND_CAP, confirmed
+from loaderdoctor.tryout.known import Done, Known, Round
+from loaderdoctor.tryout.ranking import MIN_PAIRS
+from loaderdoctor.tryout.trials import Trial
+from loaderdoctor.tryout.windows import MAX_ROUNDS
+from tests.tryout.test_choosing import asked, known, measured, trials
+
+
+def carried_out(made: Sequence[Trial], steps_ms: Sequence[Sequence[float]]) -> list[list[int]]:
+    """Who was in each round; a trial's windows there take its times in turn."""
+    last: Round | None = None
+    rounds: list[list[int]] = []
+    for _ in range(2 * MOST_PAIRS):
+        decision = confirmed(known(made), last)
+        if isinstance(decision, Done):
+            return rounds
+        for index in asked(decision):
+            ms = steps_ms[index]
+            n = len(made[index].of("confirm"))
+            made[index].measurements.append(measured("confirm", decision.number, ms[n % len(ms)]))
+        rounds.append(sorted(asked(decision)))
+        last = decision
+    raise AssertionError("it never ends")
+
+
+def recommended(made: Sequence[Trial]) -> int | None:
+    return known(made).ranking().recommended
+
+
+@pytest.mark.parametrize(
+    ("steps_ms", "candidate"), [([10.0, 8.0, 5.0], 2), ([10.0, 10.0, 10.0], None)]
+)
+def test_only_a_candidate_is_confirmed_and_next_to_the_loops_own(
+    steps_ms: Sequence[float], candidate: int | None
+) -> None:
+    decision = confirmed(known(trials(steps_ms)), None)
+    if candidate is None:
+        assert isinstance(decision, Done)
+    else:
+        assert asked(decision) == [0, candidate]
+        assert isinstance(decision, Round)
+        assert asked(confirmed(known(trials(steps_ms)), decision)) == [candidate, 0]
+
+
+def test_the_fastest_runs_beside_the_simplest_of_its_equals() -> None:
+    made = trials([10.0, 5.1, 5.0])
+    rounds = carried_out(made, [[10.0], [5.1], [5.0]])
+    assert MIN_PAIRS <= len(rounds) <= MAX_ROUNDS
+    assert all(one == [0, 1, 2] for one in rounds)
+    assert recommended(made) == 1
+
+
+def test_what_is_shown_to_be_too_slow_beside_the_fastest_gives_way_to_the_next_simplest() -> None:
+    made = trials([10.0, 5.1, 5.0, 4.95])
+    rounds = carried_out(made, [[10.0], [6.5], [5.0], [4.95]])
+    assert rounds[0] == [0, 1, 3]
+    assert rounds[-1] == [0, 2, 3]  # the next simplest is confirmed in its turn
+    assert rounds.count([0, 2, 3]) >= MIN_PAIRS
+    assert recommended(made) == 2
+    ranking = known(made).ranking()
+    assert ranking.confirmed
+    assert ranking.looks_too_slow(1) and not ranking.looks_too_slow(2)
+
+
+def test_where_all_simpler_ones_are_too_slow_the_fastest_is_recommended() -> None:
+    made = trials([10.0, 5.1, 5.0])
+    rounds = carried_out(made, [[10.0], [6.5], [5.0]])
+    assert rounds[-1] == [0, 2]
+    assert recommended(made) == 2
+
+
+def test_what_only_looks_too_slow_is_measured_longer_beside_the_fastest_and_stays() -> None:
+    noisy = [[10.0, 10.2], [4.6, 6.6], [6.0, 4.0]]
+    made = trials([10.0, 5.1, 5.0])
+    rounds = carried_out(made, noisy)
+    assert len(rounds) > MAX_ROUNDS
+    assert rounds[0] == [0, 1, 2] and rounds[-1] == [1, 2]
+    assert recommended(made) == 1
+
+
+def test_a_gain_that_may_be_noise_is_measured_longer_beside_the_loops_own() -> None:
+    made = trials([10.0, 9.0, 8.9])
+    rounds = carried_out(made, [[10.0, 14.0, 6.0], [9.0, 5.8, 12.0], [9.0, 6.0, 12.0]])
+    assert len(rounds) > MAX_ROUNDS
+    assert rounds[0] == [0, 1, 2] and rounds[-1] == [0, 1]
+
+
+def test_it_goes_on_until_the_second_cap_and_no_longer() -> None:
+    made = trials([10.0, 9.0])
+    made[0].measurements += [measured("confirm", n, 10.0 + 4 * (-1) ** n) for n in range(1, 9)]
+    made[1].measurements += [measured("confirm", n, 9.0 - 3 * (-1) ** n) for n in range(1, 9)]
+    before = confirmed(known(trials([10.0, 9.0])), None)
+    assert isinstance(before, Round)
+    assert asked(confirmed(known(made, spent_s=60.0), before))  # of a budget of 60 seconds
+    assert isinstance(confirmed(known(made, spent_s=SECOND_CAP * 60.0), before), Done)
+    # A preset keeps to its own.
+    assert isinstance(confirmed(known(made, spent_s=60.0, keep_all=True), before), Done)
+
+
+def test_a_search_and_a_preset_count_their_steps_and_rows_and_confirm_in_pairs() -> None:
+    made = trials([10.0, 5.1, 5.0])
+    for options in ({"keep_all": True}, {"search": "auto"}):
+        assert asked(confirmed(known(made, **options), None)) == [0, 1]
+
+
+def test_no_time_is_no_round() -> None:
+    made = trials([10.0, 5.1, 5.0])
+    late: Known = known(made, spent_s=59.9)
+    assert isinstance(confirmed(late, None), Done)

@@ -8,7 +8,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from loaderdoctor.errors import TrialRefused
-from loaderdoctor.instrument.batches.replay_buffer import Source
+from loaderdoctor.instrument.batches.source import Source
 from loaderdoctor.instrument.trial.open_trial import open_trial
 from loaderdoctor.settings import Settings
 from tests.instrument.trial_cases import raw_iterator

@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset, default_collate
 
 from loaderdoctor.errors import TrialRefused
-from loaderdoctor.instrument.batches.replay_buffer import Source
 from loaderdoctor.instrument.dataset.own_copy import looked_at
 from loaderdoctor.instrument.dataset.transforms import transform_name
 
@@ -79,30 +78,6 @@ class OnTensors:
         data, lengths, labels = batch
         pictures = self.decode(list(torch.split(data, lengths)))
         return [self.whole(torch.stack([self.each(picture) for picture in pictures])), labels]
-
-
-class DecodedSource:
-    """Batches of `inner`, decoded as they are handed to the loop."""
-
-    def __init__(self, inner: Source, finish: OnTensors) -> None:
-        self.inner, self._finish = inner, finish
-
-    @property
-    def startup_ns(self) -> int | None:
-        """The inner source's."""
-        return self.inner.startup_ns
-
-    def next_batch(self) -> Any:
-        """A batch as the loop expects it."""
-        return self._finish(self.inner.next_batch())
-
-    def drop(self, n: int) -> int:
-        """As the inner source."""
-        return self.inner.drop(n)
-
-    def close(self) -> None:
-        """Close the inner source."""
-        self.inner.close()
 
 
 def decoding_on(device: torch.device) -> Decode:

@@ -18,8 +18,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset
 
 from loaderdoctor.errors import TrialRefused
-from loaderdoctor.instrument.batches.batch_tree import UnsupportedBatch, rebuild, tensors
-from loaderdoctor.instrument.batches.digest import digest
+from loaderdoctor.instrument.batches.batch_tree import UnsupportedBatch, digest, rebuild, tensors
 from loaderdoctor.instrument.dataset.cached import CachedDataset
 from loaderdoctor.instrument.dataset.draws import put_back, states
 from loaderdoctor.instrument.dataset.own_copy import all_open_handles, own_copy

@@ -15,7 +15,6 @@ from torch import Tensor
 from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.batches.batch_tree import rebuild, tensors
 from loaderdoctor.instrument.batches.h2d import ToDevice
-from loaderdoctor.instrument.batches.replay_buffer import Source
 from loaderdoctor.instrument.dataset.dataset_tree import kind_of, replaced, shapes_in, some_samples
 from loaderdoctor.instrument.dataset.draws import put_back
 from loaderdoctor.instrument.dataset.own_copy import looked_at, own_copy
@@ -177,33 +176,6 @@ class NormalisingToDevice(ToDevice):
         batch, moved = super().move(batch)
         batch, made = self._normalise(batch)
         return batch, [*moved, *made]
-
-
-class NormalisedSource:
-    """Batches of `inner`, made floats as they are handed to the loop: moved first, if at all."""
-
-    def __init__(self, inner: Source, normalise: Normaliser, to_device: ToDevice | None) -> None:
-        self.inner = inner
-        self._finish = (
-            normalise if to_device is None else NormalisingToDevice(to_device, normalise).move
-        )
-
-    @property
-    def startup_ns(self) -> int | None:
-        """The inner source's."""
-        return self.inner.startup_ns
-
-    def next_batch(self) -> Any:
-        """A batch as the loop expects it."""
-        return self._finish(self.inner.next_batch())[0]
-
-    def drop(self, n: int) -> int:
-        """As the inner source."""
-        return self.inner.drop(n)
-
-    def close(self) -> None:
-        """Close the inner source."""
-        self.inner.close()
 
 
 def as_bytes(dataset: Any, collate: Any, *, apart: bool) -> tuple[Any, Normaliser]:

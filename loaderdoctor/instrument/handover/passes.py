@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 
-from loaderdoctor.instrument.batches.digest import digest
+from loaderdoctor.instrument.batches.batch_tree import digest
 from loaderdoctor.instrument.dataset.draws import states
 from loaderdoctor.instrument.handover.exactness import Marks, marks
 from loaderdoctor.instrument.handover.index_stream import IndexStream

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch.utils.data import DataLoader, Sampler, dataloader
 
-from loaderdoctor.instrument.batches.digest import digest
+from loaderdoctor.instrument.batches.batch_tree import digest
 from loaderdoctor.instrument.dataset.draws import states
 from loaderdoctor.instrument.trial.epoch_feeds import LoaderFeed, shut_down
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings

@@ -18,7 +18,7 @@ from loaderdoctor.instrument.session.loader_state import LoaderState
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
-    from loaderdoctor.instrument.batches.ahead import Ahead
+    from loaderdoctor.instrument.batches.replay_buffer import Ahead
     from loaderdoctor.instrument.handover.passes import LoopsPass
 
 FEED = "_loaderdoctor_feed"  # attribute of a torch iterator: the Feed of the user's pass

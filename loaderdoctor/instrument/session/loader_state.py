@@ -18,11 +18,9 @@ from loaderdoctor.instrument.wire.records import LoaderRecord, TensorRecord
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
-    from loaderdoctor.instrument.batches.ahead import Ahead
-    from loaderdoctor.instrument.batches.labels import Labels
-    from loaderdoctor.instrument.batches.padding import Lengths
-    from loaderdoctor.instrument.batches.replay_buffer import ReplayBuffer, Source
-    from loaderdoctor.instrument.batches.signature import Shapes
+    from loaderdoctor.instrument.batches.properties import Labels, Lengths, Shapes
+    from loaderdoctor.instrument.batches.replay_buffer import Ahead, ReplayBuffer
+    from loaderdoctor.instrument.batches.source import Source
     from loaderdoctor.instrument.handover.live_loader import LiveLoader
 
 # Batches of each loader described during warm-up: enough to see whether shapes vary.
@@ -52,7 +50,7 @@ class Substitute:
         """Hand out its batches from now on; the one before is closed. Whether it is another."""
         epochs = None
         if source is not None:
-            from loaderdoctor.instrument.batches.replay_buffer import epochs_ended
+            from loaderdoctor.instrument.batches.source import epochs_ended
 
             epochs = epochs_ended(source)
         with self._lock:
@@ -139,9 +137,8 @@ class BatchesSeen:
 
     def describe(self, batch: object) -> None:
         """Look at one of them."""
-        from loaderdoctor.instrument.batches.digest import fingerprint
-        from loaderdoctor.instrument.batches.labels import Labels
-        from loaderdoctor.instrument.batches.padding import Lengths
+        from loaderdoctor.instrument.batches.batch_tree import fingerprint
+        from loaderdoctor.instrument.batches.properties import Labels, Lengths
         from loaderdoctor.instrument.dataset.safety import describe_batch
 
         self.described.append(describe_batch(batch))

@@ -307,7 +307,7 @@ class Loop:
         if definition is None:
             return None
         # Imports torch, which is the script's to import first.
-        from loaderdoctor.instrument.batches.signature import Shapes
+        from loaderdoctor.instrument.batches.properties import Shapes
 
         for loader in definition.train:
             loader.role, loader.in_background = "train", definition.tick != "fetch"

@@ -21,7 +21,7 @@ from loaderdoctor.units import NS_PER_S
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from loaderdoctor.instrument.batches.replay_buffer import Source
+    from loaderdoctor.instrument.batches.source import Source
 
 NO_LIMIT_S = 600.0  # of a window that names none
 MAX_RECORD_STEPS = 24  # a buffer that isn't full by then won't be
@@ -146,7 +146,7 @@ class Sources:
         return self._session.device is None or shapes.novel
 
     def _make_ahead(self, state: LoaderState, n_batches: int, until_ns: int) -> None:
-        from loaderdoctor.instrument.batches.ahead import Ahead
+        from loaderdoctor.instrument.batches.replay_buffer import Ahead
 
         self._release_ahead(state)
         assert state.shapes is not None

@@ -37,7 +37,7 @@ from loaderdoctor.instrument.wire.window_records import (
 )
 
 if TYPE_CHECKING:
-    from loaderdoctor.instrument.batches.replay_buffer import Source
+    from loaderdoctor.instrument.batches.source import Source
 
 
 class WindowFailedError(LoaderdoctorError):

@@ -23,8 +23,7 @@ from torch.utils.data import (
 )
 
 from loaderdoctor.errors import TrialRefused
-from loaderdoctor.instrument.batches.packing import PackingCollate
-from loaderdoctor.instrument.batches.reuse import ReusingCollate, ring_for
+from loaderdoctor.instrument.batches.packing import PackingCollate, ReusingCollate, ring_for
 from loaderdoctor.instrument.dataset.cached import CachedDataset
 from loaderdoctor.instrument.dataset.dataset_files import (
     DiskCopy,

@@ -1,8 +1,11 @@
-"""One epoch's stream of batches, as the sources read it: from a loader, or from its thread.
+"""One epoch's stream of batches, as the sources read it: from a loader, threads, or SPDL.
 
 `LoaderFeed` reads a torch iterator; `BackgroundFeed` reads it through a
-prefetch_generator.BackgroundGenerator. Both can be ended early the way an epoch ends, and be
-closed in bounded time.
+prefetch_generator.BackgroundGenerator. `ThreadFeed` (`threads`) has threads of the training process
+make each batch whole, the sampler asked by the loop's thread alone: nothing is pickled, shared or
+mapped. `SpdlFeed` (`spdl`) is read from Meta's SPDL, an optional extra with worker processes of its
+own; it seeds no worker: what samples draw at random, forked workers draw alike. All can be ended
+early the way an epoch ends, and be closed in bounded time.
 """
 
 from __future__ import annotations
@@ -11,11 +14,20 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotInTime
 from typing import Any, Protocol
 
 from prefetch_generator import BackgroundGenerator
-from torch.utils.data import _utils
+from torch.utils.data import DataLoader, _utils
+from torch.utils.data._utils import pin_memory
+
+from loaderdoctor.errors import TrialRefused
+from loaderdoctor.instrument.dataset.loading_threads import LoadingThreads
+from loaderdoctor.instrument.trial.trial_checks import loader_settings, start_method_of
+from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR
 
 # A batch that takes longer is taken for a hang: spawning 16 workers that import torch takes half a
 # minute on two cores.
@@ -213,3 +225,139 @@ def _hide_from_handler(iterator: Any) -> None:
         if iterator._worker_pids_set:
             _utils.signal_handling._remove_worker_pids(id(iterator))  # type: ignore[attr-defined]
             iterator._worker_pids_set = False
+
+
+class ThreadFeed:
+    """One epoch of an iterator without workers, its batches made by `n` threads.
+
+    Each has as many batches ready as a worker would have (torch's own `prefetch_factor`). A batch
+    that takes longer than `limit_s` is a TimeoutError.
+    """
+
+    def __init__(self, iterator: Any, n: int, limit_s: float) -> None:
+        self._iterator, self._limit_s = iterator, limit_s
+        self._pool = LoadingThreads(n)
+        self._ahead: deque[Future[Any]] = deque()
+        self._n_ahead = n * DEFAULT_PREFETCH_FACTOR
+        self._ended = False
+        self._fill()
+
+    def next(self) -> Any:
+        """The next batch in the sampler's order, or what making it raised."""
+        if not self._ahead:
+            raise StopIteration
+        try:
+            batch = self._ahead[0].result(self._limit_s)
+        except NotInTime:
+            if self._ahead[0].done():
+                raise  # the dataset's own
+            raise TimeoutError(f"no batch from a thread within {self._limit_s:g} s") from None
+        self._ahead.popleft()
+        self._fill()
+        return batch
+
+    def end_early(self) -> None:
+        """The sampler has no further index."""
+        self._ended = True
+
+    def retire(self) -> None:
+        """The epoch is over: its threads go."""
+        self._pool.end(CLOSE_LIMIT_S)
+
+    def close(self, *, stuck: bool) -> None:
+        """Drop what is under way; a thread that is stuck is left behind."""
+        self._ended = True
+        for one in self._ahead:
+            one.cancel()
+        self._ahead.clear()
+        self._pool.end(0.0 if stuck else CLOSE_LIMIT_S)
+
+    def _fill(self) -> None:
+        while len(self._ahead) < self._n_ahead and not self._ended:
+            try:
+                indices = self._iterator._next_index()
+            except StopIteration:
+                self._ended = True
+                return
+            self._ahead.append(self._pool.submit(lambda at=indices: _made(self._iterator, at)))
+
+
+def _made(iterator: Any, indices: Any) -> Any:
+    batch = iterator._dataset_fetcher.fetch(indices)
+    if iterator._pin_memory:
+        pin: Any = pin_memory.pin_memory
+        batch = pin(batch, iterator._pin_memory_device)
+    return batch
+
+
+class SpdlFeed:
+    """One epoch of the loader's batches, in the sampler's order.
+
+    Raises TrialRefused where SPDL is not installed, or lacks what the loader has.
+    """
+
+    def __init__(self, loader: DataLoader[Any], limit_s: float) -> None:
+        try:
+            from spdl.dataloader import get_pytorch_dataloader
+        except ImportError:
+            raise TrialRefused("spdl is not installed (pip install loaderdoctor[spdl])") from None
+        if loader.worker_init_fn is not None:
+            raise TrialRefused("spdl calls no worker_init_fn, and the loader has one")
+        batched = loader.batch_sampler is not None
+        self._asked = _Asked(loader.batch_sampler or loader.sampler)
+        by: dict[str, Any] = {"batch_sampler" if batched else "sampler": self._asked}
+        own = get_pytorch_dataloader(
+            loader.dataset,
+            num_workers=loader.num_workers,
+            collate_fn=loader.collate_fn,
+            pin_memory=loader.pin_memory,
+            timeout=limit_s,
+            multiprocessing_context=start_method_of(loader_settings(loader)),
+            prefetch_factor=loader.prefetch_factor or 2,
+            in_order=True,
+            batch_size=None,
+            **by,
+        )
+        self._batches: Iterator[Any] = iter(own)
+        self._n = 0
+
+    def next(self) -> Any:
+        """The next batch. Raises RuntimeError at an epoch's end where SPDL left some out."""
+        for batch in self._batches:
+            self._n += 1
+            return batch
+        if self._n < self._asked.n and not self._asked.over:
+            raise RuntimeError(
+                f"SPDL left out {self._asked.n - self._n} of {self._asked.n} batches: making them "
+                "raised an error, which it logs"
+            )
+        raise StopIteration
+
+    def end_early(self) -> None:
+        """The sampler has no further index."""
+        self._asked.over = True
+
+    def retire(self) -> None:
+        """Nothing: SPDL ends its workers with the epoch."""
+
+    def close(self, *, stuck: bool) -> None:
+        """End its workers, which waits for the batches that they are making."""
+        self.end_early()
+        close = getattr(self._batches, "close", None)
+        if close is not None:
+            close()
+
+
+class _Asked:
+    """The sampler's indexes, until it is over."""
+
+    def __init__(self, sampler: Iterable[Any]) -> None:
+        self._sampler, self.over = sampler, False
+        self.n = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for asked in self._sampler:
+            if self.over:
+                return
+            self.n += 1
+            yield asked

@@ -1,7 +1,8 @@
 """Samples that a trial makes in the training process, of a loop that makes its own in workers.
 
 The loop forks its workers anew each epoch: what samples open in this process they would share. A
-copy of the dataset makes them, and what is kept outside of it is looked for first, in a worker.
+copy of the dataset makes them, and what is kept outside of it is looked for first, in a worker. A
+first batch to look at is made where the loop makes its own (`first_made`).
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 
 from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.dataset.cached import CachedDataset
+from loaderdoctor.instrument.dataset.draws import put_back
 from loaderdoctor.instrument.dataset.own_copy import left_open, own_copy
 from loaderdoctor.instrument.dataset.rows import RowBatches, as_it_is
-from loaderdoctor.instrument.trial.data_axes import TrialData
-from loaderdoctor.instrument.trial.first_made import OpenEpochs
+from loaderdoctor.instrument.trial.data_axes import N_IN_BATCH, TrialData
+from loaderdoctor.instrument.trial.epochs import EpochSource
 from loaderdoctor.instrument.trial.synthetic import one_batch
 from loaderdoctor.instrument.trial.trial_checks import loader_settings, start_method_of
 from loaderdoctor.settings import Settings
@@ -27,6 +29,43 @@ from loaderdoctor.settings import Settings
 _left_open: weakref.WeakKeyDictionary[DataLoader[Any], tuple[str, ...]] = (
     weakref.WeakKeyDictionary()
 )
+OpenEpochs = Callable[[DataLoader[Any], TrialData, Settings], EpochSource]
+
+
+def first_made(
+    loader: DataLoader[Any],
+    data: TrialData,
+    effective: Settings,
+    open_epochs: OpenEpochs,
+    limit_s: float,
+) -> Any:
+    """The batch of map-style data; `open_epochs` opens a loader made here, where one is needed.
+
+    Nothing is drawn of the loop's sampler and generators. Raises what the dataset raises, and
+    TimeoutError or torch's own error after `limit_s`.
+    """
+    batched = loader.batch_sampler is not None
+    indices = list(range(min(len(data.dataset), data.batch_size or N_IN_BATCH)))
+    if not loader.num_workers:
+        several = getattr(data.dataset, "__getitems__", None)
+        with put_back():
+            if not batched:
+                return data.collate(data.dataset[0])
+            return data.collate(several(indices) if several else [data.dataset[i] for i in indices])
+    by: dict[str, Any] = (
+        {"batch_sampler": [indices]} if batched else {"batch_size": None, "sampler": [0]}
+    )
+    made: DataLoader[Any] = DataLoader(
+        data.dataset,
+        num_workers=1,
+        collate_fn=data.collate,
+        worker_init_fn=loader.worker_init_fn,
+        generator=torch.Generator(),
+        timeout=loader.timeout or limit_s,
+        multiprocessing_context=effective.start_method,
+        **by,
+    )
+    return one_batch(open_epochs(made, data, Settings(start_method=effective.start_method)))
 
 
 def refuse_what_stays_open(

@@ -7,49 +7,52 @@ collate function and the like are used again. What a trial opens, `close` ends.
 from __future__ import annotations
 
 import contextlib
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Sized
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
+from torch.utils.data import DataLoader, IterableDataset
 
 from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.batches.h2d import ToDevice
-from loaderdoctor.instrument.batches.packing import MovedSource, PackedToDevice
-from loaderdoctor.instrument.batches.replay_buffer import ReplaySource, Source
-from loaderdoctor.instrument.batches.reuse import ArrivedSource
-from loaderdoctor.instrument.dataset.encoded import DecodedSource, OnTensors
-from loaderdoctor.instrument.dataset.transforms import (
-    NormalisedSource,
-    Normaliser,
-    NormalisingToDevice,
+from loaderdoctor.instrument.batches.packing import PackedToDevice, arrived
+from loaderdoctor.instrument.batches.replay_buffer import ReplaySource
+from loaderdoctor.instrument.batches.source import ChangedSource, SideStreamSource, Source
+from loaderdoctor.instrument.dataset.encoded import (
+    EncodedFiles,
+    OnTensors,
+    decoding_on,
+    encoded,
+    joined,
 )
+from loaderdoctor.instrument.dataset.transforms import Normaliser, NormalisingToDevice
 from loaderdoctor.instrument.trial.data_axes import Note, TrialData, n_first, trial_data
-from loaderdoctor.instrument.trial.device_decode import files_of
 from loaderdoctor.instrument.trial.epoch_feeds import (
     FETCH_LIMIT_S,
     BackgroundFeed,
     EpochFeed,
     LoaderFeed,
+    SpdlFeed,
+    ThreadFeed,
     shut_down,
 )
-from loaderdoctor.instrument.trial.epochs import EpochSource
-from loaderdoctor.instrument.trial.first_made import first_made
-from loaderdoctor.instrument.trial.made_here import on_own_copy, refuse_what_stays_open
-from loaderdoctor.instrument.trial.main_guard import AsIfGuarded
-from loaderdoctor.instrument.trial.positions import from_batch
+from loaderdoctor.instrument.trial.epochs import EpochSource, from_batch, new_loader
+from loaderdoctor.instrument.trial.made_here import first_made, on_own_copy, refuse_what_stays_open
 from loaderdoctor.instrument.trial.resident import ResidentSource, resident
-from loaderdoctor.instrument.trial.side_stream import SideStreamSource
-from loaderdoctor.instrument.trial.spdl_feed import SpdlFeed
-from loaderdoctor.instrument.trial.synthetic import FieldSource, SyntheticSource, first_batch
-from loaderdoctor.instrument.trial.thread_feed import ThreadFeed
+from loaderdoctor.instrument.trial.synthetic import OtherFields, SyntheticSource, first_batch
 from loaderdoctor.instrument.trial.trial_checks import check, loader_settings, start_method_of
-from loaderdoctor.instrument.trial.worker_cpus import OnCpus, cpu_sets
+from loaderdoctor.instrument.trial.worker_starts import AsIfGuarded
 from loaderdoctor.instrument.wire.records import TensorRecord, TransferRecord
 from loaderdoctor.settings import Settings
 
 OpenIter = Callable[[DataLoader[Any]], Any]
+
+# What was made of a loader's dataset, compared once, by the id of the dataset it was made of.
+_made: weakref.WeakKeyDictionary[
+    DataLoader[Any], dict[int, tuple[Any, EncodedFiles, OnTensors]]
+] = weakref.WeakKeyDictionary()
 
 
 def open_trial(
@@ -98,7 +101,7 @@ def open_trial(
 
     def epochs(data: TrialData, to_device: ToDevice | None = None) -> EpochSource:
         data = on_own_copy(loader, effective, data)
-        made = _new_loader(loader, data, effective, fetch_limit_s)
+        made = new_loader(loader, data, effective, fetch_limit_s)
         return opened_epochs(made, data, effective, to_device)
 
     def opened_epochs(
@@ -129,7 +132,7 @@ def open_trial(
         return resident(
             loader,
             data,
-            _new_loader(loader, data, effective, fetch_limit_s),
+            new_loader(loader, data, effective, fetch_limit_s),
             to_device,
             opened_epochs,
             fetch_limit_s,
@@ -141,7 +144,7 @@ def open_trial(
     source: Source = epochs(from_batch(loader, data, n_drawn), to_device)
     try:
         if decoded is not None:
-            source = DecodedSource(source, decoded)
+            source = ChangedSource(source, decoded)
         for wrap in _wrappers(settings, effective, data.normalise, whole, to_device, note):
             source = wrap(source)
     except BaseException:
@@ -165,22 +168,25 @@ def _wrappers(
     wrappers: list[Callable[[Source], Source]] = []
     # 0. Out of the buffers of the workers.
     if settings.reuse_buffers:
-        wrappers.append(ArrivedSource)
+        wrappers.append(lambda s: ChangedSource(s, arrived))
     # 1. Recorded batches are the loader's: this one reads a few and closes it.
     if settings.synthetic:
         wrappers.append(lambda s: SyntheticSource(s, note))
     # 2. The inputs that were left out: what comes next must find them where the loop expects them.
     if whole is not None:
-        wrappers.append(lambda s: FieldSource(s, settings.fields or "", whole, to_device))
+        others = OtherFields(settings.fields or "", whole, to_device)
+        wrappers.append(lambda s: ChangedSource(s, others))
     # 3. Last, since it hands out what the loop computes with: the batch on the device, moved ahead
     #    (and normalised there), or normalised as it is handed over. Not both; and neither where
     #    the loader's thread has moved it.
     if settings.side_stream and to_device is not None:
         wrappers.append(lambda s: SideStreamSource(s, to_device))
     elif normalise is not None and effective.background != "device":
-        wrappers.append(lambda s: NormalisedSource(s, normalise, to_device))
+        move = NormalisingToDevice(to_device, normalise).move if to_device is not None else None
+        floats = move or normalise
+        wrappers.append(lambda s: ChangedSource(s, lambda batch: floats(batch)[0]))
     elif settings.packed and to_device is not None and effective.background != "device":
-        wrappers.append(lambda s: MovedSource(s, to_device))
+        wrappers.append(lambda s: ChangedSource(s, lambda batch: to_device.move(batch)[0]))
     return wrappers
 
 
@@ -204,18 +210,13 @@ def _to_device(
     return None
 
 
-_AROUND = (
-    ArrivedSource, DecodedSource, SideStreamSource, NormalisedSource, MovedSource, FieldSource,
-)  # fmt: skip
-
-
 def measure_boundary(source: Source) -> int:
     """Nanoseconds of one epoch boundary of this source beyond a steady fetch; drops batches.
 
     Shutdown or reset of its workers, its new iterator and first batch. 0 for recorded batches.
     Raises StopIteration where its data is at an end, TypeError for a source not opened here.
     """
-    if isinstance(source, _AROUND):
+    if isinstance(source, (ChangedSource, SideStreamSource)):
         return measure_boundary(source.inner)
     if isinstance(source, (EpochSource, ResidentSource)):
         return source.boundary_ns()
@@ -286,86 +287,6 @@ def _same_stream(device: torch.device) -> Callable[[], contextlib.AbstractContex
     return entered
 
 
-def _new_loader(
-    loader: DataLoader[Any], data: TrialData, effective: Settings, fetch_limit_s: float
-) -> DataLoader[Any]:
-    """A plain DataLoader over the same data. Subclasses' own `__iter__` is left behind."""
-    workers = effective.num_workers or 0
-    arguments: dict[str, Any] = {
-        "num_workers": workers,
-        "collate_fn": data.collate,
-        "pin_memory": bool(effective.pin_memory),
-        "worker_init_fn": loader.worker_init_fn,
-        "generator": loader.generator,
-    }
-    if loader.pin_memory_device and effective.pin_memory:
-        arguments["pin_memory_device"] = loader.pin_memory_device
-    if workers and effective.worker_cpus not in (None, "inherited"):
-        sets = cpu_sets(effective.worker_cpus)
-        arguments["worker_init_fn"] = OnCpus(sets, loader.worker_init_fn)
-    if workers:
-        arguments |= {
-            "timeout": loader.timeout or fetch_limit_s,
-            "persistent_workers": bool(effective.persistent_workers),
-            "in_order": effective.in_order is not False,
-            "multiprocessing_context": effective.start_method,
-        }
-        if effective.prefetch_factor is not None:
-            arguments["prefetch_factor"] = effective.prefetch_factor
-    if isinstance(data.dataset, IterableDataset):
-        arguments |= {"batch_size": data.batch_size, "drop_last": loader.drop_last}
-    elif loader.batch_sampler is None:
-        arguments |= {"batch_size": None, "sampler": data.sampler}
-    elif type(loader.batch_sampler) is BatchSampler and loader.batch_size is not None:
-        arguments |= {
-            "batch_size": data.batch_size,
-            "sampler": data.sampler,
-            "drop_last": loader.drop_last,
-        }
-    else:
-        arguments["batch_sampler"] = loader.batch_sampler
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # more workers than CPUs: what a trial is to find out
-        made: DataLoader[Any] = DataLoader(data.dataset, **arguments)
-        if not effective.keep_iterator:
-            return made
-        for name in ("batch_size", "sampler", "drop_last", "batch_sampler"):
-            arguments.pop(name, None)
-        return DataLoader(data.dataset, **arguments, **_endless(made))
-
-
-class EndlessBatches(Sampler[Any]):
-    """The indexes of epoch after epoch, for one iterator; `len` is one epoch's, as the loop has it.
-
-    Runs in the training process. A sampler that gives nothing ends it, or it would spin.
-    """
-
-    def __init__(self, batches: Iterable[Any]) -> None:
-        self._batches = batches
-
-    def __len__(self) -> int:
-        return len(self._batches) if isinstance(self._batches, Sized) else 0
-
-    def __iter__(self) -> Iterator[Any]:
-        while True:
-            n = 0
-            for n, batch in enumerate(self._batches, 1):  # noqa: B007 - counts what came
-                yield batch
-            if n == 0:
-                return
-
-
-def _endless(loader: DataLoader[Any]) -> dict[str, Any]:
-    """A loader's arguments for its sampling, never ending. Raises TrialRefused."""
-    if isinstance(loader.dataset, IterableDataset):
-        raise TrialRefused(
-            "an iterable dataset ends by itself: one iterator can't serve all epochs"
-        )
-    if loader.batch_sampler is None:
-        return {"batch_size": None, "sampler": EndlessBatches(loader.sampler)}
-    return {"batch_sampler": EndlessBatches(loader.batch_sampler)}
-
-
 def _non_blocking(settings: Settings, transfers: tuple[TransferRecord, ...]) -> bool:
     if settings.non_blocking is not None:
         return settings.non_blocking
@@ -391,3 +312,28 @@ def _length(loader: DataLoader[Any]) -> int:
         return max(1, len(loader))
     except TypeError:
         raise TrialRefused(_NO_LENGTH) from None
+
+
+def files_of(
+    loader: DataLoader[Any], data: TrialData, device: torch.device, note: Note
+) -> tuple[TrialData, OnTensors]:
+    """`device_decode`: the data as files, and what decodes its batches there. Raises TrialRefused.
+
+    `note` is told by how much pictures differ.
+    """
+    if loader.batch_sampler is None:
+        raise TrialRefused("the loader makes no batches of samples (batch_size=None)")
+    made = _made.setdefault(loader, {})
+    if id(data.dataset) not in made:
+        files, finish, difference = encoded(
+            data.dataset, data.collate, decoding_on(device), apart=loader.num_workers > 0
+        )
+        note(
+            "device-decode-differs",
+            f"device_decode: pictures of the same draws differ by up to {difference:.2%} of their "
+            "range on average from those that the dataset makes, and their random draws are made "
+            "in the training process: training is the same only as far as that goes.",
+        )
+        made[id(data.dataset)] = data.dataset, files, finish  # kept, so that its id stays its own
+    _, files, finish = made[id(data.dataset)]
+    return replace(data, dataset=files, collate=joined), finish

@@ -17,15 +17,14 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from loaderdoctor.errors import TrialRefused
-from loaderdoctor.instrument.batches.batch_tree import UnsupportedBatch, rebuild, tensors
-from loaderdoctor.instrument.batches.digest import digest
+from loaderdoctor.instrument.batches.batch_tree import UnsupportedBatch, digest, rebuild, tensors
 from loaderdoctor.instrument.batches.h2d import ToDevice, raw_to
-from loaderdoctor.instrument.batches.replay_buffer import Source
+from loaderdoctor.instrument.batches.source import Source
 from loaderdoctor.instrument.dataset.draws import put_back
 from loaderdoctor.instrument.system.machine import available_bytes
 from loaderdoctor.instrument.system.memory import gpu_free_bytes
 from loaderdoctor.instrument.trial.data_axes import N_IN_BATCH, Note, TrialData
-from loaderdoctor.instrument.trial.first_made import OpenEpochs
+from loaderdoctor.instrument.trial.made_here import OpenEpochs
 from loaderdoctor.instrument.trial.trial_checks import loader_settings
 
 # Of the free device memory; the rest is the loop's own room to breathe.

@@ -11,7 +11,8 @@ from torch.utils.data import default_collate
 from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.batches.batch_tree import UnsupportedBatch, rebuild, tensors
 from loaderdoctor.instrument.batches.h2d import ToDevice
-from loaderdoctor.instrument.batches.replay_buffer import ReplayBuffer, Source
+from loaderdoctor.instrument.batches.replay_buffer import ReplayBuffer
+from loaderdoctor.instrument.batches.source import Source
 
 MAX_RECORDED = 24  # a buffer that isn't full by then won't be
 
@@ -75,30 +76,21 @@ class OneField:
         return _take(self._collate(samples), self._field)
 
 
-class FieldSource:
-    """Batches whose one input was loaded; the others are a recorded batch's.
+class OtherFields:
+    """Puts what was loaded, one input, into a recorded batch with all the others.
 
     These lie on the device already where the loop moves them there.
     """
 
-    def __init__(
-        self, inner: Source, field: str, template: Any, to_device: ToDevice | None
-    ) -> None:
-        self.inner = inner
+    def __init__(self, field: str, template: Any, to_device: ToDevice | None) -> None:
         self._field = field
         own = [t for _, t in tensors(_take(template, field))]
         self._n = own[0].shape[0] if own and own[0].dim() else 0
         ready = rebuild(template, lambda _, tensor: tensor.detach().clone())
         self._template = ready if to_device is None else to_device.move(ready)[0]
 
-    @property
-    def startup_ns(self) -> int | None:
-        """The inner source's."""
-        return self.inner.startup_ns
-
-    def next_batch(self) -> Any:
+    def __call__(self, loaded: Any) -> Any:
         """A batch of the loop's kind; the last one of an epoch as short as it comes."""
-        loaded = self.inner.next_batch()
         sizes = [t.shape[0] for _, t in tensors(loaded) if t.dim()]
         short = bool(sizes) and sizes[0] < self._n
 
@@ -107,14 +99,6 @@ class FieldSource:
             return whole[: sizes[0]] if short and whole.dim() and len(whole) == self._n else whole
 
         return _put(rebuild(self._template, others), self._field, loaded)
-
-    def drop(self, n: int) -> int:
-        """As the inner source."""
-        return self.inner.drop(n)
-
-    def close(self) -> None:
-        """Close the inner source."""
-        self.inner.close()
 
 
 def one_batch(source: Source) -> Any:

@@ -22,7 +22,7 @@ from loaderdoctor.instrument.system.machine import (
     open_files_limit,
     shm_free_bytes,
 )
-from loaderdoctor.instrument.trial.main_guard import can_be_guarded, main_is_guarded
+from loaderdoctor.instrument.trial.worker_starts import can_be_guarded, main_is_guarded
 from loaderdoctor.instrument.wire.records import ContainerRecord, SafetyRecord, TensorRecord
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings, StartMethod
 

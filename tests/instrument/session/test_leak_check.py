@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from loaderdoctor.instrument.batches.replay_buffer import Source
+from loaderdoctor.instrument.batches.source import Source
 from loaderdoctor.instrument.session.leak_check import LeakCheck
 from loaderdoctor.instrument.trial.open_trial import open_trial
 from loaderdoctor.settings import Settings

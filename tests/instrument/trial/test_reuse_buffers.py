@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from loaderdoctor.errors import TrialRefused
-from loaderdoctor.instrument.batches import reuse
-from loaderdoctor.instrument.batches.digest import digest
-from loaderdoctor.instrument.batches.reuse import RingBatch, ring_for
+from loaderdoctor.instrument.batches import packing
+from loaderdoctor.instrument.batches.batch_tree import digest
+from loaderdoctor.instrument.batches.packing import RingBatch, ring_for
 from loaderdoctor.settings import Settings
 from tests.instrument.axis_cases import digests, plainly
 from tests.instrument.opening import opened, reason
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("nothing_is_left")
 TWO = Settings(num_workers=2, reuse_buffers=True)
 
 
-def sent(batch: Any, ring: reuse.Ring) -> Any:
+def sent(batch: Any, ring: packing.Ring) -> Any:
     """What arrives of a batch that worker 0 sent."""
     put = ring.put(0, batch)
     if put is batch:
@@ -144,6 +144,6 @@ def test_it_is_refused_where_workers_have_no_part_in_it(monkeypatch: pytest.Monk
 
     custom = DataLoader(Squares(), 4, collate_fn=lambda s: Custom(default_collate(s)[0]))
     assert "no plain lists" in reason(custom, TWO)
-    monkeypatch.setattr(reuse, "shm_free_bytes", lambda: 1000)
+    monkeypatch.setattr(packing, "shm_free_bytes", lambda: 1000)
     with pytest.raises(TrialRefused, match="of /dev/shm"):
         ring_for(batch_of(1.0), n_workers=4, ahead=2)

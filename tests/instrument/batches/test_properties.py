@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from loaderdoctor.instrument.batches.batch_tree import integers
-from loaderdoctor.instrument.batches.signature import Shapes, signature
+from loaderdoctor.instrument.batches.properties import Shapes, signature
 
 X = torch.zeros(4, 3)
 

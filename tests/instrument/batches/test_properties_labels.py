@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from loaderdoctor.instrument.batches.labels import Labels
+from loaderdoctor.instrument.batches.properties import Labels
 
 
 def seen(*batches: Any) -> tuple[str, int, int, int] | None:

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.trial.data_axes import TrialData
-from loaderdoctor.instrument.trial.positions import FromHere, from_batch
+from loaderdoctor.instrument.trial.epochs import FromHere, from_batch
 from loaderdoctor.settings import Settings
 from tests.instrument.watched import Trainer, request, watch
 

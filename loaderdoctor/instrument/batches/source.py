@@ -1,15 +1,71 @@
-"""Batches that are on the device before the loop asks: moved on a side stream."""
+"""Where batches come from while we measure, and what stands between that and the loop.
+
+Runs in the measuring process, at the DataLoader, below any wrapper of the user's own. Batches may
+be asked for from any thread of the loop.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections import deque
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, cast
 
 import torch
 
 from loaderdoctor.instrument.batches.h2d import ToDevice
-from loaderdoctor.instrument.batches.replay_buffer import Source
+
+
+class Source(Protocol):
+    """Something the loop can be fed from instead of the loader's own iterator."""
+
+    @property
+    def startup_ns(self) -> int | None:
+        """Opening to first batch; None: not opened here, or no batch yet."""
+
+    def next_batch(self) -> Any:
+        """The next batch. Raises StopIteration at the end of the data."""
+
+    def drop(self, n: int) -> int:
+        """Throw away up to n batches as quickly as they come; returns how many came."""
+
+    def close(self) -> None:
+        """Leave no worker, thread or batch behind, in bounded time. Idempotent."""
+
+
+def epochs_ended(source: Source) -> Sequence[object] | None:
+    """The list of epochs that ended within a source, which grows; None where it has none."""
+    seen: Any = source
+    while seen is not None:
+        ended = getattr(seen, "boundaries", None)
+        if ended is not None:
+            return cast("Sequence[object]", ended)
+        seen = getattr(seen, "inner", None)
+    return None
+
+
+class ChangedSource:
+    """Batches of `inner`, each changed as it is handed to the loop."""
+
+    def __init__(self, inner: Source, change: Callable[[Any], Any]) -> None:
+        self.inner, self._change = inner, change
+
+    @property
+    def startup_ns(self) -> int | None:
+        """The inner source's."""
+        return self.inner.startup_ns
+
+    def next_batch(self) -> Any:
+        """A batch as the loop expects it."""
+        return self._change(self.inner.next_batch())
+
+    def drop(self, n: int) -> int:
+        """As the inner source."""
+        return self.inner.drop(n)
+
+    def close(self) -> None:
+        """Close the inner source."""
+        self.inner.close()
 
 
 class SideStreamSource:
@@ -20,7 +76,7 @@ class SideStreamSource:
     """
 
     def __init__(self, inner: Source, to_device: ToDevice) -> None:
-        self._inner = inner
+        self.inner = inner
         self._to_device = to_device
         self._stream = torch.cuda.Stream(device=to_device.device)  # type: ignore[no-untyped-call]
         self._ahead: tuple[Any, list[torch.Tensor]] | None = None
@@ -30,12 +86,7 @@ class SideStreamSource:
     @property
     def startup_ns(self) -> int | None:
         """The wrapped source's."""
-        return self._inner.startup_ns
-
-    @property
-    def inner(self) -> Source:
-        """What it reads from."""
-        return self._inner
+        return self.inner.startup_ns
 
     def next_batch(self) -> Any:
         """A batch on the device, ready for the caller's current stream; the next is under way."""
@@ -58,8 +109,8 @@ class SideStreamSource:
         """The batch ahead counts as one."""
         if n > 0 and self._ahead is not None:
             self._ahead = None
-            return 1 + self._inner.drop(n - 1)
-        return self._inner.drop(n)
+            return 1 + self.inner.drop(n - 1)
+        return self.inner.drop(n)
 
     def close(self) -> None:
         """Wait for copies under way, then close the wrapped source."""
@@ -68,10 +119,10 @@ class SideStreamSource:
         if self._under_way:
             self._stream.synchronize()
             self._under_way.clear()
-        self._inner.close()
+        self.inner.close()
 
     def _fetch(self) -> None:
-        host_batch = self._inner.next_batch()
+        host_batch = self.inner.next_batch()
         while self._under_way and self._under_way[0][0].query():  # type: ignore[no-untyped-call]
             self._under_way.popleft()
         with torch.cuda.stream(self._stream):

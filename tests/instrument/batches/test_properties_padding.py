@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from loaderdoctor.instrument.batches.padding import MIN_LENGTH, Lengths, cells
+from loaderdoctor.instrument.batches.properties import MIN_LENGTH, Lengths, cells
 from loaderdoctor.instrument.wire.records import PaddingRecord
 
 

@@ -322,9 +322,9 @@ class WorkerRecords:
             limit = RECORDS_BYTES if self.bounded else None
             worker.install(self._folder, self._loader_id, limit_bytes=limit)
             if self.bounded:
-                from loaderdoctor.instrument.workers import worker_sums
+                from loaderdoctor.instrument.workers import worker_loop
 
-                worker_sums.install(self.sums_folder)
+                worker_loop.install(self.sums_folder)
         except Exception as error:
             self._note("workers-not-recorded", f"{type(error).__name__}: {error}")
 
@@ -338,9 +338,9 @@ class WorkerRecords:
     def sums_only(self) -> None:
         """Enough batches were recorded one by one."""
         if self._on and self.bounded:
-            from loaderdoctor.instrument.workers import worker_sums
+            from loaderdoctor.instrument.workers import worker
 
-            worker_sums.without_records()
+            worker.without_records()
 
     def stop(self) -> None:
         """Stop for good, and write out what this process has recorded."""
@@ -352,9 +352,9 @@ class WorkerRecords:
             from loaderdoctor.instrument.workers import worker
 
             if self.bounded:
-                from loaderdoctor.instrument.workers import worker_sums
+                from loaderdoctor.instrument.workers import worker_loop
 
-                worker_sums.remove()
+                worker_loop.remove()
             worker.remove()
         except Exception as error:
             self._note("workers-not-recorded", f"{type(error).__name__}: {error}")

@@ -1,7 +1,7 @@
 """Recording where the training process itself works for its loaders.
 
-For every DataLoader iterator opened while installed: each draw from the sampler, each batch as
-the loop receives it; and at 0 workers the making of the batch. An
+For every DataLoader iterator opened while installed: each draw from the sampler, each batch as the
+loop receives it; what its pin-memory thread does; and at 0 workers the making of the batch. An
 iterator has a *serial* within the process and counts *epochs* (persistent workers re-use it), so
 that (serial, epoch, torch's batch number) names a batch in every process.
 """
@@ -9,7 +9,9 @@ that (serial, epoch, torch's batch number) names a batch in every process.
 from __future__ import annotations
 
 import functools
+import multiprocessing.queues
 import os
+import queue
 import threading
 import time
 import weakref
@@ -134,11 +136,6 @@ def flush() -> None:
         recording.writer.flush()
 
 
-def current_writer() -> RecordWriter | None:
-    """The file of this process while installed."""
-    return _recording.writer if _recording is not None else None
-
-
 def opening_serial() -> int:
     """Serial of the iterator that this thread opened last; 0 where none was seen."""
     return getattr(_opening, "serial", 0)
@@ -178,25 +175,19 @@ def _opening_iterator(original: Any) -> Any:
         # Only now: opening the sampler may itself have opened another loader.
         _opening.serial = wrapper.serial
         _iterators.add(self)
-        described = _description(self, loader, wrapper, created_ns)
-        described["loader"] = recording.loader_id(loader)
+        described = {
+            "serial": wrapper.serial,
+            "created_ns": created_ns,
+            "num_workers": int(getattr(loader, "num_workers", 0)),
+            "prefetch_factor": getattr(loader, "prefetch_factor", None),
+            "in_order": bool(getattr(loader, "in_order", True)),
+            "pin_memory": bool(getattr(self, "_pin_memory", False)),
+            "dataset": id(getattr(loader, "dataset", None)),  # tells epochs over one dataset apart
+            "loader": recording.loader_id(loader),
+        }
         recording.writer.add_json(Kind.ITERATOR, described)
 
     return __init__
-
-
-def _description(
-    iterator: Any, loader: Any, wrapper: IteratorWrapper, created_ns: int
-) -> dict[str, Any]:
-    return {
-        "serial": wrapper.serial,
-        "created_ns": created_ns,
-        "num_workers": int(getattr(loader, "num_workers", 0)),
-        "prefetch_factor": getattr(loader, "prefetch_factor", None),
-        "in_order": bool(getattr(loader, "in_order", True)),
-        "pin_memory": bool(getattr(iterator, "_pin_memory", False)),
-        "dataset": id(getattr(loader, "dataset", None)),  # tells epochs over one dataset apart
-    }
 
 
 def _resetting(original: Any) -> Any:
@@ -312,9 +303,8 @@ def _record_made(
 def _pinning(original: Any) -> Any:
     def pin_memory(*args: Any, **kwargs: Any) -> Any:
         wrapper = getattr(_inline, "wrapper", None)
-        if (
-            wrapper is not None and not wrapper.pin_start_ns
-        ):  # torch calls this again for each element
+        # torch calls this again for each element
+        if wrapper is not None and not wrapper.pin_start_ns:
             wrapper.pin_start_ns = time.perf_counter_ns()
         return original(*args, **kwargs)
 
@@ -353,3 +343,56 @@ def _delivering(original: Any) -> Any:
         return data
 
     return _next_data
+
+
+class RecordedPinLoop:
+    """Stands in for torch's `_pin_memory_loop`: records, and runs the original."""
+
+    def __init__(self, original: Callable[..., None]) -> None:
+        functools.update_wrapper(self, original)
+        self.original = original
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        """Runs in the pin-memory thread until torch ends it."""
+        writer = _recording.writer if _recording is not None else None
+        sources = [q for q in args if isinstance(q, multiprocessing.queues.Queue)]
+        targets = [q for q in args if isinstance(q, queue.Queue)]
+        wrapper = wrapper_of_queue(sources[0]) if sources else None
+        if writer is None or wrapper is None or not targets:
+            self.original(*args, **kwargs)
+            return
+        watch = _PinWatch(writer, wrapper, sources[0], targets[0])
+        ours = (id(sources[0]), id(targets[0]))
+        self.original(*(watch if id(a) in ours else a for a in args), **kwargs)
+
+
+class _PinWatch:
+    """Both queues as the loop sees them, of made batches and of pinned ones: times what it does."""
+
+    def __init__(
+        self, writer: RecordWriter, wrapper: IteratorWrapper, source: Any, target: Any
+    ) -> None:
+        self._writer, self._wrapper = writer, wrapper
+        self._source, self._target = source, target
+        self._wait_ns = self._start_ns = 0
+        self._thread = threading.get_native_id()
+
+    def get(self, *args: Any, **kwargs: Any) -> Any:
+        if not self._wait_ns:
+            self._wait_ns = time.perf_counter_ns()
+        item = self._source.get(*args, **kwargs)
+        self._start_ns = time.perf_counter_ns()
+        return item
+
+    def put(self, item: Any, *args: Any, **kwargs: Any) -> Any:
+        end_ns = time.perf_counter_ns()
+        if self._start_ns and isinstance(item[0], int):
+            # Before the loop has it and may end the recording.
+            of = self._wrapper.serial, self._wrapper.epoch, item[0]
+            times = self._wait_ns, self._start_ns, end_ns
+            self._writer.add(Kind.PIN, PIN.pack(*of, *times, self._thread))
+            self._start_ns = 0  # torch puts the same batch again where the queue stays full
+        result = self._target.put(item, *args, **kwargs)
+        self._writer.flush_if_due(end_ns)
+        self._wait_ns = 0
+        return result

@@ -11,7 +11,6 @@ Each process appends to its own file in the records directory; `worker_records` 
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 import threading
@@ -33,14 +32,19 @@ from loaderdoctor.instrument.wire.record_file import (
     RecordWriter,
     assert_shared_clock,
 )
-from loaderdoctor.instrument.workers import fetch_clock, iterator_wrappers, pin_thread
+from loaderdoctor.instrument.workers import fetch_clock, iterator_wrappers
 from loaderdoctor.instrument.workers.fetch_clock import (
     CPU_READS_NS,
     MAX_CPU_READ_SHARE,
     FetchClock,
     pack_batch,
 )
-from loaderdoctor.instrument.workers.loop_arguments import find_argument, find_queues
+from loaderdoctor.instrument.workers.worker_loop import (
+    SummedLoop,
+    WorkerLoop,
+    find_argument,
+    find_queues,
+)
 from loaderdoctor.instrument.workers.worker_sampling import LineSampler, python_threads
 from loaderdoctor.instrument.workers.worker_state import Collecting, HeapFree, state
 
@@ -73,7 +77,7 @@ def install(
     iterator_wrappers.install(RecordWriter(records_dir, "main", limit_bytes), loader_id)
     loop = RecordedLoop(torch_worker._worker_loop, str(records_dir), limit_bytes=limit_bytes)
     torch_worker._worker_loop = loop
-    torch_pin._pin_memory_loop = pin_thread.RecordedPinLoop(torch_pin._pin_memory_loop)
+    torch_pin._pin_memory_loop = iterator_wrappers.RecordedPinLoop(torch_pin._pin_memory_loop)
 
 
 def flush() -> None:
@@ -90,13 +94,21 @@ def remove() -> None:
     if isinstance(loop, RecordedLoop):
         torch_worker._worker_loop = loop.original
     pin = torch_pin._pin_memory_loop
-    if isinstance(pin, pin_thread.RecordedPinLoop):
+    if isinstance(pin, iterator_wrappers.RecordedPinLoop):
         torch_pin._pin_memory_loop = pin.original
     iterator_wrappers.remove()
 
 
-class RecordedLoop:
-    """Stands in for torch's `_worker_loop`: records, and runs the original with its arguments."""
+def without_records() -> None:
+    """Workers started from now on keep their sums, and record no batches one by one."""
+    loop = torch_worker._worker_loop
+    remove()  # where ours stands around it, it only closes this process's file
+    if isinstance(loop, SummedLoop) and isinstance(loop.original, RecordedLoop):
+        torch_worker._worker_loop = SummedLoop(loop.original.original, loop.folder)
+
+
+class RecordedLoop(WorkerLoop):
+    """Writes a record of each batch."""
 
     def __init__(
         self,
@@ -105,32 +117,15 @@ class RecordedLoop:
         serial: int | None = None,
         limit_bytes: int | None = None,
     ) -> None:
-        functools.update_wrapper(self, original)
-        self.original = original
+        super().__init__(original)
         self.records_dir = records_dir
         self._limit_bytes = limit_bytes
         self._serial = serial  # known only in a worker that was not forked
 
-    def __call__(self, *args: Any, **kwargs: Any) -> None:
-        """Runs in the worker's main thread until torch ends the worker."""
-        try:
-            wrapper = self._open(args, kwargs)
-        except Exception:  # records are worth less than the user's run
-            wrapper = None
-        try:
-            self.original(*args, **kwargs)
-        finally:
-            if wrapper is not None:
-                wrapper.close()
-
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled for spawn and forkserver, in the thread that opens the iterator."""
-        own: Callable[..., None] | None = self.original
-        name = (getattr(own, "__module__", None), getattr(own, "__qualname__", None))
-        if name == (torch_worker.__name__, "_worker_loop"):
-            own = None  # not picklable by its name while that name is patched
         serial = iterator_wrappers.opening_serial()
-        return (_restore_loop, (own, self.records_dir, serial, self._limit_bytes))
+        return (_restore_loop, (self.not_torchs(), self.records_dir, serial, self._limit_bytes))
 
     def _open(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> WorkerWrapper | None:
         serial = iterator_wrappers.opening_serial() if self._serial is None else self._serial

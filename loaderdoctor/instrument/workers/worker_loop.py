@@ -1,24 +1,25 @@
-"""Keeps sums of what each DataLoader worker does, for as long as a run lasts, in constant memory.
+"""What stands in for torch's worker loop; one that keeps sums, as long as a run lasts.
 
-`RecordedLoop` writes a record a batch, which a diagnosis needs for some seconds; this stands around
-it or, once there are enough records, in its place.
+`worker.RecordedLoop` writes a record a batch, which a diagnosis needs for some seconds; sums, in
+constant memory, are kept around it or, once there are enough records, in its place.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import mmap
+import multiprocessing.queues
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from torch.utils.data._utils import worker as torch_worker
 
 from loaderdoctor.instrument.wire.record_file import SUMS, SUMS_MAGIC, SUMS_SUFFIX
-from loaderdoctor.instrument.workers import worker as recorded
-from loaderdoctor.instrument.workers.loop_arguments import find_argument, find_queues
 
 # Written at most this often: CPU time is a system call, and nobody reads more often.
 WRITE_NS: Final = 100_000_000
@@ -30,14 +31,6 @@ def install(folder: Path) -> None:
     torch_worker._worker_loop = SummedLoop(torch_worker._worker_loop, str(folder))
 
 
-def without_records() -> None:
-    """Workers started from now on keep their sums, and record no batches one by one."""
-    loop = torch_worker._worker_loop
-    recorded.remove()  # where ours stands around it, it only closes this process's file
-    if isinstance(loop, SummedLoop) and isinstance(loop.original, recorded.RecordedLoop):
-        torch_worker._worker_loop = SummedLoop(loop.original.original, loop.folder)
-
-
 def remove() -> None:
     """Workers started from now on keep nothing."""
     loop = torch_worker._worker_loop
@@ -45,36 +38,88 @@ def remove() -> None:
         torch_worker._worker_loop = loop.original
 
 
-class SummedLoop:
-    """Stands in for torch's `_worker_loop`, or for `RecordedLoop` around it."""
+class Closes(Protocol):
+    """What records in a worker."""
 
-    def __init__(self, original: Callable[..., None], folder: str) -> None:
+    def close(self) -> None:
+        """The worker ends."""
+
+
+class WorkerLoop(ABC):
+    """Stands in for torch's `_worker_loop`, or for another that does: records, and runs that."""
+
+    def __init__(self, original: Callable[..., None]) -> None:
         functools.update_wrapper(self, original)
         self.original = original
-        self.folder = folder
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         """Runs in the worker's main thread until torch ends the worker."""
         try:
-            sums = self._open(args, kwargs)
-        except Exception:  # sums are worth less than the user's run
-            sums = None
+            opened = self._open(args, kwargs)
+        except Exception:  # what is recorded is worth less than the user's run
+            opened = None
         try:
             self.original(*args, **kwargs)
         finally:
-            if sums is not None:
-                sums.close()
+            if opened is not None:
+                opened.close()
+
+    def not_torchs(self) -> Callable[..., None] | None:
+        """For spawn and forkserver: the original; None: torch's own, which is patched by now.
+
+        It can't be pickled by its name while that name is.
+        """
+        own = self.original
+        name = (getattr(own, "__module__", None), getattr(own, "__qualname__", None))
+        patched = not isinstance(own, WorkerLoop) and name == (
+            torch_worker.__name__,
+            "_worker_loop",
+        )
+        return None if patched else own
+
+    @abstractmethod
+    def _open(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Closes | None:
+        """Begin to record, in the worker; None where the call is not known."""
+
+
+def find_argument(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str
+) -> Any:
+    """The argument of that name in a call of `function`; None where it has no such parameter."""
+    try:
+        # A user's wrapper around the loop leads to torch's own signature by __wrapped__.
+        return inspect.signature(function).bind(*args, **kwargs).arguments.get(name)
+    except (TypeError, ValueError):
+        return None
+
+
+def find_queues(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, Any] | None:
+    """Index queue and data queue of a worker loop's call: by name, else in order of type."""
+    named = tuple(
+        find_argument(function, args, kwargs, name) for name in ("index_queue", "data_queue")
+    )
+    if all(hasattr(q, "get") and hasattr(q, "put") for q in named):
+        return named[0], named[1]
+    typed = [
+        value
+        for value in (*args, *kwargs.values())
+        if isinstance(value, multiprocessing.queues.Queue)
+    ]
+    return (typed[0], typed[1]) if len(typed) >= 2 else None
+
+
+class SummedLoop(WorkerLoop):
+    """Keeps sums, in the place of torch's own or of `RecordedLoop` around it."""
+
+    def __init__(self, original: Callable[..., None], folder: str) -> None:
+        super().__init__(original)
+        self.folder = folder
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled for spawn and forkserver."""
-        own: Callable[..., None] | None = self.original
-        name = (getattr(own, "__module__", None), getattr(own, "__qualname__", None))
-        if not isinstance(own, recorded.RecordedLoop) and name == (
-            torch_worker.__name__,
-            "_worker_loop",
-        ):
-            own = None  # not picklable by its name while that name is patched
-        return (_restore, (own, self.folder))
+        return (_restore, (self.not_torchs(), self.folder))
 
     def _open(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Sums | None:
         queues = find_queues(self.original, args, kwargs)

@@ -30,7 +30,7 @@ from loaderdoctor.diagnosis.run import Diagnosis, DiagnosisOptions
 from loaderdoctor.errors import LoaderdoctorError, RunError, UsageError
 from loaderdoctor.instrument.command.in_process import InProcessRun, LocalLink
 from loaderdoctor.instrument.command.launched_run import TrainingBeganError
-from loaderdoctor.instrument.entry.forks import disable_in_forks
+from loaderdoctor.instrument.entry.recorded import disable_in_forks
 from loaderdoctor.instrument.session.hooks import Hooks
 from loaderdoctor.instrument.session.session import Session
 from loaderdoctor.instrument.system.interpreter import user_site

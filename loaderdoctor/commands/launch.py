@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from loaderdoctor.instrument.command import rendezvous
+from loaderdoctor.instrument.command import rank_connection
 from loaderdoctor.instrument.command.launch_config import LaunchOptions, Target
 from loaderdoctor.instrument.command.launched_run import start_measuring
 from loaderdoctor.instrument.command.measuring_process import POLITE_S, MeasuringProcess
@@ -42,7 +42,7 @@ class Launch:
         here = place()
         if here is None:
             return Launch()
-        rendezvous.check_launcher()
+        rank_connection.check_launcher()
         return Launch(rank=here[0])
 
     @property
@@ -68,7 +68,7 @@ class Launch:
             return RankGroup(target, run_dir, options, start_ranks(self.torchrun))
         if self.rank is None:
             return ScriptRun(target, run_dir, options, takes_lone=True)
-        host = None if rendezvous.same_machine() else os.environ["MASTER_ADDR"]
+        host = None if rank_connection.same_machine() else os.environ["MASTER_ADDR"]
         return RankGroup(target, run_dir, options, _start_first_rank, host)
 
 
@@ -121,8 +121,8 @@ def follow(options: LaunchOptions) -> int:
     process = None
     try:
         with tempfile.TemporaryDirectory(prefix="loaderdoctor-") as own:
-            launch_config = rendezvous.fetch()
-            if not rendezvous.same_machine():
+            launch_config = rank_connection.fetch()
+            if not rank_connection.same_machine():
                 # A rank of the first machine may use the shared folder as well as its own.
                 launch_config = msgspec.structs.replace(launch_config, run_dir=own)
             with options.open_stdout() as stdout:
@@ -136,5 +136,5 @@ def follow(options: LaunchOptions) -> int:
 
 
 def _start_first_rank(launch_config: LaunchConfig, stdout: int | None) -> MeasuringProcess:
-    rendezvous.publish(launch_config)
+    rank_connection.publish(launch_config)
     return start_measuring(launch_config, stdout)

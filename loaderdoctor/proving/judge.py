@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from loaderdoctor.estimate import Estimate, mean
-from loaderdoctor.instrument.wire.checked import CheckedRun
+from loaderdoctor.instrument.wire.channel import CheckedRun
 from loaderdoctor.proving.samples import Samples
 from loaderdoctor.setting_words import same_samples
 from loaderdoctor.units import NS_PER_MS

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.command.measuring_process import POLITE_S, MeasuringProcess
-from loaderdoctor.instrument.wire.checked import (
+from loaderdoctor.instrument.wire.channel import (
     CHECKED_VARIABLE,
     N_KEPT,
     CheckedConfig,

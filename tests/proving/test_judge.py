@@ -9,7 +9,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from loaderdoctor.instrument.wire.checked import CheckedRun, CheckedStep
+from loaderdoctor.instrument.wire.channel import CheckedRun, CheckedStep
 from loaderdoctor.proving.judge import MAX_NOISE, Promise, Proof, agree, kept, proof, step_ms
 from loaderdoctor.proving.page import headline, markdown, rows
 from loaderdoctor.proving.record import record

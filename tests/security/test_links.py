@@ -14,7 +14,7 @@ from loaderdoctor.commands.analyze import report_of_facts
 from loaderdoctor.commands.output import deliver
 from loaderdoctor.commands.run_folder import write_files
 from loaderdoctor.errors import RunError
-from loaderdoctor.instrument.command.listener import ConnectionListener
+from loaderdoctor.instrument.command.measuring_process import ConnectionListener
 from loaderdoctor.instrument.wire.record_file import RecordWriter
 from loaderdoctor.report.charts.draw import write_plots
 from loaderdoctor.report.files import RunFolder, write_bytes

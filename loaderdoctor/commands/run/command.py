@@ -30,13 +30,18 @@ from loaderdoctor.commands.run.start import (
     listen_apart,
 )
 from loaderdoctor.errors import UsageError
-from loaderdoctor.instrument.command import rendezvous
+from loaderdoctor.instrument.command.rank_connection import (
+    check_launcher,
+    fetch,
+    publish,
+    same_machine,
+)
 from loaderdoctor.instrument.session.ranks import place
 from loaderdoctor.instrument.wire.channel import LaunchConfig
 from loaderdoctor.report.files import RunFolder
 
 if TYPE_CHECKING:
-    from loaderdoctor.instrument.command.listener import ConnectionListener
+    from loaderdoctor.instrument.command.measuring_process import ConnectionListener
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,14 +72,14 @@ def run(options: RunOptions) -> int:
         raise UsageError(f"--metrics-file {options.metrics_file}: not a file in a folder there is.")
     here = None if options.torchrun else place()
     if here is not None:
-        rendezvous.check_launcher()
+        check_launcher()
         if here[0] > 0:
-            become(rendezvous.fetch())
+            become(fetch())
     folder = RunFolder.create(target.label, output=options.output, at=time.time())
     recorded = folder.path / RECORDED
     sums = tempfile.mkdtemp(prefix="loaderdoctor-")  # written all the time: on a local disk
     group = here is not None or bool(options.torchrun)
-    host = os.environ["MASTER_ADDR"] if here is not None and not rendezvous.same_machine() else None
+    host = os.environ["MASTER_ADDR"] if here is not None and not same_machine() else None
 
     def configure(listener: ConnectionListener) -> LaunchConfig:
         return config_of(
@@ -102,7 +107,7 @@ def run(options: RunOptions) -> int:
     launch_config = listen_apart(partial(listen, listening), configure, host)
     if here is not None:
         # Only the first rank waits for the report.
-        rendezvous.publish(msgspec.structs.replace(launch_config, waits=False))
+        publish(msgspec.structs.replace(launch_config, waits=False))
     if options.json_target == STDOUT:
         os.dup2(2, 1)  # stdout is the JSON's; the process that listens has it
     become(launch_config, options.torchrun)

@@ -38,7 +38,7 @@ from loaderdoctor.commands.run.run_files import (
 )
 from loaderdoctor.commands.run.start import ListenOptions, config_of, unjudged
 from loaderdoctor.instrument.command.launch_config import Target
-from loaderdoctor.instrument.command.listener import ConnectionListener
+from loaderdoctor.instrument.command.measuring_process import ConnectionListener
 from loaderdoctor.instrument.command.recorded_run import RecordedRun
 from loaderdoctor.instrument.system.look_around import LookAround
 from loaderdoctor.instrument.wire.beats import Surroundings, TuningRecord

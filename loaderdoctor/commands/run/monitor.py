@@ -22,8 +22,7 @@ import msgspec
 
 from loaderdoctor.errors import RunError, UsageError
 from loaderdoctor.instrument.command.measuring_process import package_root
-from loaderdoctor.instrument.entry.forks import disable_in_forks
-from loaderdoctor.instrument.entry.recorded import REPORT_S, record
+from loaderdoctor.instrument.entry.recorded import REPORT_S, disable_in_forks, record
 from loaderdoctor.instrument.session.hooks import Hooks
 from loaderdoctor.instrument.session.ranks import place, process_group
 from loaderdoctor.instrument.session.session import Session

@@ -20,8 +20,7 @@ import msgspec
 
 from loaderdoctor.errors import EXIT_RUN_FAILED, RunError, UsageError
 from loaderdoctor.instrument.command.launch_config import PROFILER_DEFAULTS, Target
-from loaderdoctor.instrument.command.listener import ConnectionListener
-from loaderdoctor.instrument.command.measuring_process import bootstrap
+from loaderdoctor.instrument.command.measuring_process import ConnectionListener, bootstrap
 from loaderdoctor.instrument.wire.channel import (
     CHANNEL_VARIABLE,
     LaunchConfig,

@@ -37,6 +37,7 @@ MAX_SMALL_BYTES = 2**20
 MIN_SMALL = 2  # of them in a batch, or there is nothing to pack
 # Kernels read rows of 16 bytes at once, allocators align to 64 and more.
 ALIGNMENT = 64
+NOT_PLAIN = "its batches are no plain lists, tuples and dicts of tensors"
 # A worker's own: batches that it has ready, one being made, one that the loop holds.
 BEYOND_QUEUE = 2
 # What later batches may be larger than the first, before they travel as before.
@@ -76,8 +77,7 @@ class PackedBatch:
 
     def host(self) -> Any:
         """The batch, in the memory where it lies."""
-        memory = self.packed.untyped_storage()
-        return mapped(self.rest, lambda x: x.view(memory) if type(x) is Slot else x)
+        return unpacked(self.packed, self.rest)
 
 
 class PackingCollate:
@@ -92,7 +92,14 @@ class PackingCollate:
         batch = self._collate(samples)
         made = pack(batch)
         if not self._compared:
-            _require_equal(batch, made)
+            slots: list[Any] = []
+            mapped(made.rest, lambda x: slots.append(x) if type(x) is Slot else None)
+            if len(slots) < MIN_SMALL:
+                raise TrialRefused(
+                    f"a batch has {len(slots)} small tensors in host memory: there is nothing to "
+                    "pack"
+                )
+            _require_equal(made.host(), batch)
             self._compared = True
         return made
 
@@ -103,6 +110,12 @@ def pack(batch: Any) -> PackedBatch:
     packed = _memory(end)
     packed_into(packed, found)
     return PackedBatch(packed, rest)
+
+
+def unpacked(packed: Tensor, rest: Any) -> Any:
+    """The batch again: views of `packed`, in the memory where it lies, for the slots in `rest`."""
+    memory = packed.untyped_storage()
+    return mapped(rest, lambda x: x.view(memory) if type(x) is Slot else x)
 
 
 def slots_of(
@@ -196,18 +209,13 @@ def _memory(n_bytes: int) -> Tensor:
     return torch.empty(0, dtype=torch.uint8).set_(shared._new_shared(n_bytes))
 
 
-def _require_equal(batch: Any, made: PackedBatch) -> None:
-    slots = [x for x in _leaves(made.rest) if type(x) is Slot]
-    if len(slots) < MIN_SMALL:
-        raise TrialRefused(
-            f"a batch has {len(slots)} small tensors in host memory: there is nothing to pack"
-        )
+def _require_equal(made: Any, batch: Any) -> None:
     try:
-        same = digest(made.host()) == digest(batch)
+        same = digest(made) == digest(batch)
     except UnsupportedBatch as error:
         raise TrialRefused(f"its batches can't be compared: {error}") from error
     if not same:
-        raise TrialRefused("its batches are no plain lists, tuples and dicts of tensors")
+        raise TrialRefused(NOT_PLAIN)
 
 
 def _tensors(batch: Any) -> list[tuple[str, Tensor]]:
@@ -215,12 +223,6 @@ def _tensors(batch: Any) -> list[tuple[str, Tensor]]:
         return tensors(batch)
     except UnsupportedBatch as error:
         raise TrialRefused(str(error)) from error
-
-
-def _leaves(batch: Any) -> list[Any]:
-    found: list[Any] = []
-    mapped(batch, found.append)
-    return found
 
 
 def mapped(node: Any, leaf: Callable[[Any], Any]) -> Any:
@@ -318,12 +320,11 @@ class RingBatch:
 
     def host(self) -> Any:
         """The batch as it was collated."""
-        memory = self._whole.untyped_storage()
-        return mapped(self._rest, lambda x: x.view(memory) if type(x) is Slot else x)
+        return unpacked(self._whole, self._rest)
 
     def pin_memory(self) -> Any:
         """As DataLoader asks of a type of its own: copies in pinned memory, in a plain batch."""
-        return mapped(self.host(), lambda x: x.pin_memory() if isinstance(x, Tensor) else x)
+        return mapped(self.host(), _pinned)
 
 
 def arrived(batch: Any) -> Any:
@@ -358,13 +359,8 @@ def ring_for(batch: Any, n_workers: int, ahead: int) -> Ring:
     found, rest, end = slots_of(batch, max_bytes=None)
     packed = torch.empty(end, dtype=torch.uint8)
     packed_into(packed, found)
-    memory = packed.untyped_storage()
-    again = mapped(rest, lambda x: x.view(memory) if type(x) is Slot else x)
-    try:
-        same = digest(again) == digest(batch)
-    except UnsupportedBatch as error:
-        raise TrialRefused(f"its batches can't be compared: {error}") from error
-    if not found or not same:
-        raise TrialRefused("its batches are no plain lists, tuples and dicts of tensors")
+    _require_equal(unpacked(packed, rest), batch)
+    if not found:
+        raise TrialRefused(NOT_PLAIN)
     n_bytes = -(-int(end * ROOM) // ALIGNMENT) * ALIGNMENT
     return Ring(n_workers, ahead + BEYOND_QUEUE, n_bytes)

@@ -1,8 +1,9 @@
-"""How a run of the script ended, in words, and what to do about it."""
+"""How a run of the script ended, in words, what to do about it; whether another run is its like."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.system.machine import shm_bytes
@@ -11,7 +12,9 @@ from loaderdoctor.instrument.wire.protocol import (
     Ended,
     NoDataLoader,
     Note,
+    Observed,
     WindowDone,
+    WindowRequest,
 )
 
 MAX_REASON = 300  # characters of an exception that a table or a line can hold
@@ -28,6 +31,8 @@ _PEER_LEFT = (
     "communicator was aborted",
     "Broken pipe",
 )
+# Of the steps asked for: a window cut shorter than this is measured again in the next run.
+ENOUGH_OF_WINDOW = 0.5
 
 
 class NeverTrainedError(RunError):
@@ -172,3 +177,49 @@ def took_down(done: WindowDone, ended: Ended | None) -> str | None:
     if done.reason not in (SCRIPT_ENDED, NOT_BEGUN):
         return None
     return f"the script failed: {ended.reason or f'exit code {ended.exit_code}'}{advice(ended)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunTold:
+    """One run of the script, for the records of the run folder."""
+
+    took_s: float  # from its start to its end, pauses of the loop between windows included
+    to_warm_s: float | None  # of it, until its loop was warm; None: it never was
+    n_windows: int = 0  # measured in it
+    n_steps: int = 0
+    how: str = ""  # Ended.how
+
+
+def is_cut(request: WindowRequest, done: WindowDone | None) -> bool:
+    """Whether a window is to be measured in another run: the script's end left too little of it."""
+    if done is None:
+        return True
+    if done.reason not in (SCRIPT_ENDED, NOT_BEGUN):
+        return False
+    return done.n_steps < ENOUGH_OF_WINDOW * request.n_steps
+
+
+def unlike(first: Observed, later: Observed) -> str | None:
+    """How the loop of a later run differs from the first one's, in words; None: it does not.
+
+    By what its code and its loader are, not by its pace: that varies with the machine.
+    """
+    if first.trains and not later.trains:
+        return "it trained nothing"
+    if first.definition != later.definition:
+        return f"its step is {later.definition}, and was {first.definition}"
+    if first.device != later.device:
+        return f"it ran on {later.device or 'the CPU'}"
+    one, other = first.main_loader, later.main_loader
+    if one is None or other is None:
+        return None
+    for what, was, now in (
+        ("settings", one.settings, other.settings),
+        ("batch size", one.batch_size, other.batch_size),
+        ("samples", one.n_samples, other.n_samples),
+        ("steps an epoch", one.steps_per_epoch, other.steps_per_epoch),
+    ):
+        if was is not None and now is not None and was != now:
+            figures = "" if what == "settings" else f" ({now}, and {was} at first)"
+            return f"its loader has other {what}{figures}"
+    return None

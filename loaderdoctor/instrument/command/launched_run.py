@@ -22,8 +22,11 @@ from loaderdoctor.instrument.command.launch_config import (
     environment_with,
     launch_config_for,
 )
-from loaderdoctor.instrument.command.listener import ConnectionListener
-from loaderdoctor.instrument.command.measuring_process import POLITE_S, MeasuringProcess
+from loaderdoctor.instrument.command.measuring_process import (
+    POLITE_S,
+    ConnectionListener,
+    MeasuringProcess,
+)
 from loaderdoctor.instrument.system.processes import Signals
 from loaderdoctor.instrument.wire.channel import LaunchConfig
 from loaderdoctor.instrument.wire.protocol import (
@@ -88,6 +91,21 @@ class ScriptRunLike(Protocol):
 
     def stop(self, to_end: bool = False) -> None:
         """End the script, or with `to_end` let it run to its end unwatched."""
+
+
+class OneRun(ScriptRunLike, Protocol):
+    """What a run needs that others may follow (ScriptRun, RankGroup)."""
+
+    notes: list[Note]
+
+    def wait_observed(
+        self, timeout_s: float | None = None, on_event: OnEvent | None = None
+    ) -> Observed:
+        """Wait until the loop is warm. Raises RunError."""
+
+    def __enter__(self) -> OneRun: ...
+
+    def __exit__(self, *raised: object) -> None: ...
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -1,14 +1,27 @@
-"""The command's end of the connection to one rank of a group: what it has said so far."""
+"""The command's end of the connection to one rank of a group: what it has said so far.
+
+`torchrun … -m loaderdoctor diagnose SCRIPT` starts one command for each rank. Rank 0's drives all
+of them, so the others must learn where it listens, and its key (`publish`, `fetch`). torchrun's
+store is there before any rank is, and only the job's own ranks are told where. The store's client
+is torch, so another process asks it and the commands stay free of torch.
+"""
 
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
+from loaderdoctor.errors import RunError, UsageError
 from loaderdoctor.instrument.command.launched_run import Heard
-from loaderdoctor.instrument.command.listener import MessagePipe
+from loaderdoctor.instrument.command.measuring_process import MessagePipe, bootstrap
+from loaderdoctor.instrument.wire.channel import LaunchConfig
 from loaderdoctor.instrument.wire.protocol import (
     RENDEZVOUS,
     Beat,
@@ -31,6 +44,7 @@ STOP_LEAD_STEPS = 3
 STOP_LEAD_GROWTH = 4
 RENDEZVOUS_S = 1.0  # patience beyond the time those steps take
 RENDEZVOUS_MAX_S = 3.0  # so far ahead at most, at the pace of an undisturbed loop
+TIMEOUT_S = 300.0  # ranks of other machines may start later
 
 
 @dataclass(slots=True, eq=False)
@@ -171,3 +185,46 @@ def _pace_s(connections: Sequence[RankConnection]) -> float:
     observed = next((m.observed for m in connections if m.observed is not None), None)
     steps = observed.step_ns if observed is not None else ()
     return max(1e-4, sum(steps) / len(steps) / NS_PER_S) if steps else 1.0
+
+
+def check_launcher() -> None:
+    """Raise UsageError where torchrun did not start the ranks: there is nowhere to meet."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return
+    raise UsageError(
+        "RANK and WORLD_SIZE say that this is one rank of several, but not under torchrun, whose "
+        "store the ranks would meet in. Use `loaderdoctor diagnose --nproc-per-node N SCRIPT` or "
+        "`torchrun … -m loaderdoctor diagnose SCRIPT`; for one rank alone, unset WORLD_SIZE."
+    )
+
+
+def publish(launch_config: LaunchConfig) -> None:
+    """Tell the other ranks' commands. Raises RunError."""
+    _ask("set", msgspec.json.encode(launch_config))
+
+
+def fetch() -> LaunchConfig:
+    """What rank 0's command published; waits for it. Raises RunError."""
+    return msgspec.json.decode(_ask("get", b""), type=LaunchConfig)
+
+
+def same_machine() -> bool:
+    """Whether all ranks of the job run on this machine."""
+    return os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
+
+
+def _ask(what: str, text: bytes) -> bytes:
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", bootstrap("entry.launcher", "ask_store"), what, str(TIMEOUT_S)],
+            input=text,
+            stdout=subprocess.PIPE,
+            timeout=TIMEOUT_S + 60.0,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        raise RunError(
+            "The ranks did not find one another through torchrun's store at "
+            f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}."
+        ) from None
+    return done.stdout

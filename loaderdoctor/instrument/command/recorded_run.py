@@ -14,7 +14,7 @@ from typing import Final
 import psutil
 
 from loaderdoctor.instrument.command.launched_run import OnEvent
-from loaderdoctor.instrument.command.listener import ConnectionListener
+from loaderdoctor.instrument.command.measuring_process import ConnectionListener
 from loaderdoctor.instrument.command.rank_connection import RankConnection
 from loaderdoctor.instrument.wire.protocol import (
     Ended,

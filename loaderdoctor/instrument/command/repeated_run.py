@@ -3,7 +3,7 @@
 Windows are pooled: a window that the script's end cut short is measured in the next run. The
 script gets the same arguments, folder and terminal each time. It is not run again where that
 would cost the user too much, or where it would measure something else (see `_refusal`,
-`one_run.unlike`); `refused` then says why.
+`endings.unlike`); `refused` then says why.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from loaderdoctor.errors import RunError
-from loaderdoctor.instrument.command.endings import NeverTrainedError
-from loaderdoctor.instrument.command.launched_run import OnEvent
-from loaderdoctor.instrument.command.one_run import OneRun, RunTold, is_cut, unlike
+from loaderdoctor.instrument.command.endings import NeverTrainedError, RunTold, is_cut, unlike
+from loaderdoctor.instrument.command.launched_run import OneRun, OnEvent
 from loaderdoctor.instrument.command.rank_group import RankGroup
 from loaderdoctor.instrument.command.script_run import RanksSpawnedError, ScriptRun
 from loaderdoctor.instrument.wire.protocol import Ended, Note, Observed, WindowDone, WindowRequest

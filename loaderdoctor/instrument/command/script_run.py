@@ -13,8 +13,12 @@ import msgspec
 from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.command.endings import NOT_BEGUN, advice, killed, without_loader
 from loaderdoctor.instrument.command.launched_run import DRAIN_S, LaunchedRun, OnEvent, time_for
-from loaderdoctor.instrument.command.listener import ConnectionListener, MessagePipe
-from loaderdoctor.instrument.command.measuring_process import POLITE_S, MeasuringProcess
+from loaderdoctor.instrument.command.measuring_process import (
+    POLITE_S,
+    ConnectionListener,
+    MeasuringProcess,
+    MessagePipe,
+)
 from loaderdoctor.instrument.command.rank_connection import RankConnection
 from loaderdoctor.instrument.wire.protocol import (
     SCRIPT_ENDED,

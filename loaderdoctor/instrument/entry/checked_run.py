@@ -21,19 +21,18 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from loaderdoctor.instrument.entry.fixed_draws import FixedDraws
+from loaderdoctor.instrument.entry.checked_samples import FixedDraws, SeenSamples
 from loaderdoctor.instrument.entry.main_script import (
     CannotStartError,
+    CopyFirst,
     report_exception,
     run_module,
     run_script,
 )
-from loaderdoctor.instrument.entry.moved_modules import CopyFirst
-from loaderdoctor.instrument.entry.seen_samples import SeenSamples
 from loaderdoctor.instrument.session.hooks import ImportWatch
 from loaderdoctor.instrument.session.stopping import StopTraining, exit_after_grace, exit_now
 from loaderdoctor.instrument.system.processes import die_with_parent
-from loaderdoctor.instrument.wire.checked import (
+from loaderdoctor.instrument.wire.channel import (
     CHECKED_VARIABLE,
     N_KEPT,
     CheckedConfig,

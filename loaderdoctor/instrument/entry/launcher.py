@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from datetime import timedelta
 from typing import NoReturn
 
 import msgspec
@@ -74,3 +75,27 @@ def _recorded(launch_config: LaunchConfig) -> NoReturn:
             )
         passed = verdict(channel, launch_config)
     sys.exit(passed)
+
+
+def ask_store() -> None:
+    """In a process of its own: set or get what the commands of this job's ranks tell one another.
+
+    Its arguments: `set` (the value comes on stdin) or `get` (it goes to stdout), and how long to
+    wait (s). For commands, which are free of torch.
+    """
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in its __all__
+
+    what, timeout_s = sys.argv[1:]
+    store = TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        is_master=False,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=float(timeout_s)),
+    )
+    run, restart = (os.environ.get(f"TORCHELASTIC_{x}", "") for x in ("RUN_ID", "RESTART_COUNT"))
+    key = f"loaderdoctor/{run}/{restart}"
+    if what == "set":
+        store.set(key, sys.stdin.read())
+    else:
+        sys.stdout.buffer.write(store.get(key))

@@ -7,21 +7,25 @@ from __future__ import annotations
 
 import os
 import sys
+import weakref
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from loaderdoctor.errors import EXIT_RUN_FAILED
+from loaderdoctor.instrument.session.session import Session
 from loaderdoctor.instrument.wire.channel import Channel, ConnectionLostError, LaunchConfig
 from loaderdoctor.instrument.wire.protocol import Reported
 
 if TYPE_CHECKING:
-    from loaderdoctor.instrument.session.session import Recording, Session
+    from loaderdoctor.instrument.session.session import Recording
 
 TRACE = "baseline.json"
 # For the report: some seconds, and more of a long trace.
 REPORT_S = 120.0
 UNJUDGED = "loaderdoctor: --fail-on was not judged: there is no report of this run.\n"
+_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+_registered = False
 
 
 def record(session: Session, launch_config: LaunchConfig) -> None:
@@ -66,3 +70,17 @@ def _reported(channel: Channel, timeout_s: float) -> int | None:
         if isinstance(message, Reported):
             return message.exit_code
     return None
+
+
+def disable_in_forks(session: Session) -> None:
+    """In forks of this process, DataLoader workers, it does nothing; what `os` was told stays."""
+    global _registered
+    _sessions.add(session)
+    if not _registered and hasattr(os, "register_at_fork"):
+        _registered = True
+        os.register_at_fork(after_in_child=_disable_all)
+
+
+def _disable_all() -> None:
+    for session in _sessions:
+        session.disable_in_fork()

@@ -21,7 +21,7 @@ import pytest
 
 from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.command.launch_config import Target
-from loaderdoctor.instrument.command.listener import MessagePipe
+from loaderdoctor.instrument.command.measuring_process import MessagePipe
 from loaderdoctor.instrument.command.script_run import RanksSpawnedError, ScriptRun
 from loaderdoctor.instrument.wire.protocol import (
     Ended,

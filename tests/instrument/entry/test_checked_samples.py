@@ -43,7 +43,7 @@ def noted(worker):
 
 
 if __name__ == "__main__":
-    from loaderdoctor.instrument.entry.fixed_draws import FixedDraws
+    from loaderdoctor.instrument.entry.checked_samples import FixedDraws
     from loaderdoctor.instrument.session.hooks import ImportWatch
 
     settings = json.loads(sys.argv[1])

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from loaderdoctor.instrument.entry.checked_run import _tensors
-from loaderdoctor.instrument.entry.seen_samples import SeenSamples
-from loaderdoctor.instrument.wire.checked import CheckedSamples, samples_file
+from loaderdoctor.instrument.entry.checked_samples import SeenSamples
+from loaderdoctor.instrument.wire.channel import CheckedSamples, samples_file
 
 
 class Loop:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from loaderdoctor.errors import UsageError
-from loaderdoctor.instrument.command.script_checks import check_script
+from loaderdoctor.instrument.command.launch_config import check_script
 
 SPAWNED = """
 from torch.utils.data import DataLoader

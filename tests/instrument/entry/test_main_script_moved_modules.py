@@ -29,7 +29,7 @@ sys.meta_path.append(_EditableFinder)
 """
 ASK = """
 import json, sys
-from loaderdoctor.instrument.entry.moved_modules import CopyFirst
+from loaderdoctor.instrument.entry.main_script import CopyFirst
 {before}
 first = CopyFirst({root!r}, {copy!r})
 first.install()

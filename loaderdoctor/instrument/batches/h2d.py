@@ -89,7 +89,6 @@ class H2DHook:
 
     @property
     def installed(self) -> bool:
-        """Whether this hook sees calls now."""
         return _Patch.hook is self
 
     def install(self) -> None:

@@ -76,7 +76,6 @@ class PackedBatch:
         return PackedBatch(self.packed.pin_memory(), mapped(self.rest, _pinned))
 
     def host(self) -> Any:
-        """The batch, in the memory where it lies."""
         return unpacked(self.packed, self.rest)
 
 
@@ -319,7 +318,6 @@ class RingBatch:
         self._rest = rest
 
     def host(self) -> Any:
-        """The batch as it was collated."""
         return unpacked(self._whole, self._rest)
 
     def pin_memory(self) -> Any:

@@ -121,7 +121,6 @@ class Labels:
         self._padded_to: set[int] | None = None
 
     def add(self, batch: Any) -> None:
-        """Look at one."""
         try:
             found = dict(tensors(batch))
         except UnsupportedBatch:

@@ -77,7 +77,6 @@ class ReplayBuffer:
 
     @property
     def shapes_vary(self) -> bool:
-        """Whether batches of several shapes were seen."""
         return len(self._structures) > 1
 
     def stands_for(self, shape: tuple[Any, ...]) -> bool:
@@ -139,7 +138,6 @@ class ReplayBuffer:
             return [pool.next_tensor for recorded in self._recorded for pool in recorded.pools]
 
     def rewind(self) -> None:
-        """The first batch comes next."""
         with self._lock:
             self._next = 0
 
@@ -277,12 +275,10 @@ class Ahead:
 
     @property
     def wanting(self) -> bool:
-        """Whether more batches are to be made."""
         return not (self._over or self._buffer.full or self._buffer.reason)
 
     @property
     def n_batches(self) -> int:
-        """Batches held."""
         return self._buffer.n_batches
 
     @property
@@ -313,7 +309,6 @@ class Ahead:
         self._buffer.restore()
 
     def release(self) -> None:
-        """Free every batch."""
         self._over = True
         self._buffer.release()
 

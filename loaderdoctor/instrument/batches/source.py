@@ -52,19 +52,15 @@ class ChangedSource:
 
     @property
     def startup_ns(self) -> int | None:
-        """The inner source's."""
         return self.inner.startup_ns
 
     def next_batch(self) -> Any:
-        """A batch as the loop expects it."""
         return self._change(self.inner.next_batch())
 
     def drop(self, n: int) -> int:
-        """As the inner source."""
         return self.inner.drop(n)
 
     def close(self) -> None:
-        """Close the inner source."""
         self.inner.close()
 
 
@@ -85,7 +81,6 @@ class SideStreamSource:
 
     @property
     def startup_ns(self) -> int | None:
-        """The wrapped source's."""
         return self.inner.startup_ns
 
     def next_batch(self) -> Any:

@@ -39,7 +39,6 @@ class Budget:
         return True
 
     def give(self, n_bytes: int) -> None:
-        """Hand bytes back."""
         self._left += n_bytes
 
 
@@ -79,7 +78,6 @@ class TensorPool:
 
     @property
     def n_copies(self) -> int:
-        """Copies that are handed out in turn."""
         return len(self._copies)
 
     @property

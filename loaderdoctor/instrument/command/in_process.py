@@ -40,12 +40,10 @@ class LocalLink:
         self.lost = False
 
     def send(self, message: FromRun) -> None:
-        """Hand one message to the deciding thread."""
         if not self.lost:
             self._script_run.from_loop.put(message)
 
     def receive(self, timeout_s: float) -> ToChild | None:
-        """The next request, or None after `timeout_s`. Raises ConnectionLostError."""
         if self.lost:
             raise ConnectionLostError("nobody decides any more")
         try:
@@ -68,7 +66,6 @@ class InProcessRun(Heard):
     from_loop: queue.SimpleQueue[FromRun] = field(default_factory=queue.SimpleQueue)
 
     def wait_observed(self) -> Observed:
-        """Wait until the loop is warm. Raises RunError where it ends before that."""
         while self.observed is None:
             if self.ended is not None:
                 raise RunError(NO_LOADER if self.ended.how == "no-loader" else TOO_SHORT)

@@ -110,7 +110,6 @@ def launch_config_for(
 
 
 def environment_with(launch_config: LaunchConfig) -> dict[str, str]:
-    """The environment of a process that measures."""
     return {
         **PROFILER_DEFAULTS,
         **os.environ,

@@ -121,7 +121,6 @@ class Heard:
     n_steps: int = 0  # of the loop
 
     def hear(self, message: FromRun) -> None:
-        """Take one message in."""
         if isinstance(message, Observed):
             self.observed, self.n_steps = message, message.n_steps_so_far
             self.void = False
@@ -264,7 +263,6 @@ class LaunchedRun(Heard, ABC):
     def _ask_to_stop(self) -> None: ...
 
     def _all_said(self) -> bool:
-        """Whether nothing more will come."""
         return self.ended is not None
 
     @abstractmethod

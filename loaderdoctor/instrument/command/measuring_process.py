@@ -45,7 +45,6 @@ BACKLOG = 128
 
 
 def package_root() -> str:
-    """The folder that holds this package."""
     return str(Path(loaderdoctor.__file__).resolve().parent.parent)
 
 
@@ -222,7 +221,6 @@ class ConnectionListener:
         return MessagePipe(self._accepted.pop(0)) if self._accepted else None
 
     def close(self) -> None:
-        """Nobody is let in any more."""
         self._closing = True
         if self._thread.is_alive():
             with contextlib.suppress(OSError, EOFError, AuthenticationError):

@@ -96,7 +96,6 @@ class RankConnection(Heard):
         return self.n_steps + math.ceil(elapsed_s / self.step_s)
 
     def take(self) -> FromRun | None:
-        """The next message if one has come."""
         message = self.pipe.receive()
         if message is not None:
             self.hear(message)

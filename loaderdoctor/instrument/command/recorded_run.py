@@ -66,7 +66,6 @@ class RecordedRun:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more will come."""
         now = time.monotonic()
         if not self.connections:
             gone = not psutil.pid_exists(self.pid)
@@ -90,7 +89,6 @@ class RecordedRun:
             connection.pipe.send(Told(text=text))
 
     def close(self) -> None:
-        """Nobody is heard any more."""
         for connection in self.connections:
             connection.pipe.connection.close()
         self.listener.close()
@@ -114,7 +112,6 @@ class RecordedRun:
 
     @property
     def n_ranks(self) -> int:
-        """As the processes say."""
         return max([1, *(c.hello.n_ranks for c in self.connections if c.hello is not None)])
 
     @property

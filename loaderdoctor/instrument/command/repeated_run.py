@@ -36,8 +36,6 @@ NEVER_TRAINED += "has is measured."
 
 @dataclass(slots=True, kw_only=True)
 class _Begun:
-    """The run under way."""
-
     run: OneRun
     start_s: float
     warm_s: float | None = None
@@ -167,7 +165,6 @@ class RepeatedRun:
         return [found[one.id] for one in requests if one.id in found]
 
     def stop(self, to_end: bool = False) -> None:
-        """End the script, or with `to_end` let it run to its end unwatched."""
         self._stopped = True
         if self._over is None:
             self._current.stop(to_end)
@@ -335,7 +332,6 @@ class RepeatedRun:
         self._stack.close()
 
     def _tell(self, ended: Ended) -> None:
-        """Write down that the run under way is over."""
         begun = self._begun
         if begun.told:
             return

@@ -53,8 +53,6 @@ MIN_TIMED = 10
 
 
 class _Recorder:
-    """The steps so far."""
-
     def __init__(self, config: CheckedConfig) -> None:
         self._config = config
         self._out = Path(config.out)
@@ -211,7 +209,6 @@ class _Recorder:
         return tuple(ns for ns in self._step_ns if ns >= from_ns)
 
     def finish(self, *, stopped: bool) -> None:
-        """Write what there is."""
         if self.over or os.getpid() != self._pid:
             return
         self.over = True
@@ -247,7 +244,6 @@ class _Recorder:
 
 
 def _tensors(value: Any) -> Iterator[Any]:
-    """Every tensor in nested arguments, in order."""
     import torch
 
     if isinstance(value, torch.Tensor):

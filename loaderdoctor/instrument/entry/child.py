@@ -51,7 +51,6 @@ _FD = 0
 
 
 def main() -> NoReturn:
-    """Run the script and leave with its exit code."""
     parent = os.getppid()
     launch_config = take_launch_config()
     if launch_config.watch:

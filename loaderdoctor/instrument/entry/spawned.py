@@ -180,7 +180,6 @@ class SpawnedRank:
         self._parent = os.getpid()
 
     def __call__(self, rank: int, *args: Any) -> Any:
-        """Run the script's function as this rank, watched."""
         launch_config = msgspec.json.decode(self._launch_config, type=LaunchConfig)
         link = RankLink(launch_config, f"rank{rank}", (rank, self._n_ranks))
         return _watched(link, self._parent, self._fn, rank, *args)
@@ -195,7 +194,6 @@ class RankProcess:
         self._parent = os.getpid()
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        """Run the target, watched."""
         launch_config = msgspec.json.decode(self._launch_config, type=LaunchConfig)
         link = RankLink(launch_config, f"process{os.getpid()}", None)
         return _watched(link, self._parent, self._target, *args, **options)
@@ -271,7 +269,6 @@ class RankLink:
             self.lost = self._channel.lost
 
     def receive(self, timeout_s: float) -> ToChild | None:
-        """The next request, or None after `timeout_s`. Raises ConnectionLostError."""
         if self._channel is None:
             return None
         try:
@@ -281,7 +278,6 @@ class RankLink:
             raise
 
     def forget_in_fork(self) -> None:
-        """In a forked child: the connection stays the parent's."""
         self.lost = True
         if self._channel is not None:
             self._channel.forget_in_fork()

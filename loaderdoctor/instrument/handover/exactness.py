@@ -87,7 +87,6 @@ class Nature:
 
     @property
     def random(self) -> bool:
-        """Whether samples are made with random draws."""
         return bool(self.draws)
 
     def refusal(self, settings: Settings, *, exact: bool) -> str | None:

@@ -274,7 +274,6 @@ class LiveLoader:
             self.wanted = self.own
 
     def saw(self, sample: Sample | None, *, drew: bool, changed: bool) -> None:
-        """A batch of the loader's own that other pools can be held against."""
         if sample is not None:
             self._samples.append(sample)
         if changed:
@@ -297,7 +296,6 @@ class LiveLoader:
     # ------------------------------------------------------------ asked by passes
 
     def wanted_within_pass(self) -> Settings | None:
-        """Settings to go over to now; None: none, or not within this pass."""
         loader = self._loader()
         if self._waits or loader is None:
             return None
@@ -353,13 +351,11 @@ class LiveLoader:
         return self.wanted
 
     def keep(self, pool: Pool) -> None:
-        """Its workers persist: the pass is over and another may come."""
         before, self._kept = self._kept, pool
         if before is not None:
             before.close()
 
     def proved(self, settings: Settings) -> None:
-        """A pool made the samples as they were."""
         self._proven.add(settings)
 
     @property

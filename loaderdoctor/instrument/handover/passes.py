@@ -101,7 +101,6 @@ class OwnPass:
 
     @property
     def n_drawn(self) -> int:
-        """Indexes drawn from the sampler."""
         return self._drawn.n_drawn
 
     def let_go(self, own: Any) -> None:
@@ -289,6 +288,5 @@ class LoopsPass:
         return batch
 
     def close(self) -> None:
-        """The loop has left it."""
         if self._taken is not None:
             self._taken.close()

@@ -47,7 +47,6 @@ class WatchedCollate:
         self._before: tuple[Any, ...] | None = None
 
     def note(self) -> None:
-        """The next batch begins here."""
         self._before = states()
 
     def __call__(self, samples: Any) -> tuple[Any, bool]:

@@ -64,7 +64,6 @@ def drop(paths: Iterable[Path]) -> Cached:
 
 
 def in_memory(paths: Iterable[Path]) -> Cached:
-    """How many pages of these files lie in memory."""
     n_pages = n_found = 0
     for path in paths:
         try:

@@ -108,7 +108,6 @@ class Signals:
                 self._handlers[number] = signal.signal(number, _leave)
 
     def release(self) -> None:
-        """As it was before."""
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self._handlers.clear()

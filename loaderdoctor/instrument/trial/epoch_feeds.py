@@ -89,7 +89,6 @@ class LoaderFeed:
                     raise NoBatchError(f"{_TIMED_OUT} {self._limit_s:g} seconds") from error
 
     def end_early(self) -> None:
-        """Its sampler has no further index."""
         if hasattr(self._iterator, "_sampler_iter"):
             self._iterator._sampler_iter = iter(())
 
@@ -97,7 +96,6 @@ class LoaderFeed:
         """Nothing: torch ends its workers itself, or keeps them where they persist."""
 
     def close(self, *, stuck: bool) -> None:
-        """Shut the workers down, killed where stuck."""
         iterator, self._iterator = self._iterator, iter(())
         shut_down(iterator, stuck=stuck)
 
@@ -123,7 +121,6 @@ class BackgroundFeed:
         self._thread.name = "loaderdoctor-background"
 
     def next(self) -> Any:
-        """The next batch of the thread's queue, or what it failed with."""
         # As BackgroundGenerator.next, which waits without a limit.
         if not self._thread.Continue:
             raise StopIteration
@@ -137,11 +134,9 @@ class BackgroundFeed:
         raise item
 
     def end_early(self) -> None:
-        """The loader's sampler has no further index."""
         self._inner.end_early()
 
     def retire(self) -> None:
-        """The thread is at its end: let it finish."""
         self._end_thread(CLOSE_LIMIT_S)
         self._inner.retire()
 
@@ -257,11 +252,9 @@ class ThreadFeed:
         return batch
 
     def end_early(self) -> None:
-        """The sampler has no further index."""
         self._ended = True
 
     def retire(self) -> None:
-        """The epoch is over: its threads go."""
         self._pool.end(CLOSE_LIMIT_S)
 
     def close(self, *, stuck: bool) -> None:
@@ -334,7 +327,6 @@ class SpdlFeed:
         raise StopIteration
 
     def end_early(self) -> None:
-        """The sampler has no further index."""
         self._asked.over = True
 
     def retire(self) -> None:

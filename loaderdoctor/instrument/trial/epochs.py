@@ -70,7 +70,6 @@ class EpochSource:
         return batch
 
     def drop(self, n: int) -> int:
-        """Throw away up to n batches as quickly as they come, across epochs."""
         n_dropped = 0
         with contextlib.suppress(StopIteration):
             while n_dropped < n:

@@ -111,7 +111,6 @@ class ResidentSource:
         return 0
 
     def close(self) -> None:
-        """Free the device memory."""
         self._closed = True
         self._left = None
         self._epoch = self._pick = _nothing
@@ -295,7 +294,6 @@ def _next(source: Source) -> Any:
 
 
 def _leaves(batch: Any, n: int) -> dict[str, Tensor]:
-    """Tensors of a batch of `n` samples. Raises TrialRefused."""
     try:
         found = dict(tensors(batch))
     except UnsupportedBatch as error:

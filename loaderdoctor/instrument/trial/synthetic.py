@@ -48,7 +48,6 @@ class SyntheticSource:
             note("synthetic-repeats-shapes", REPEATS_SHAPES)
 
     def next_batch(self) -> Any:
-        """A recorded batch; StopIteration once closed."""
         return self._replay_buffer.next_batch()
 
     def drop(self, n: int) -> int:
@@ -56,7 +55,6 @@ class SyntheticSource:
         return 0
 
     def close(self) -> None:
-        """Free the batches."""
         self._replay_buffer.release()
 
 

@@ -88,7 +88,6 @@ class AsIfGuarded:
 
     @contextlib.contextmanager
     def starting(self) -> Iterator[None]:
-        """While workers are started."""
         if self._folder is None:
             yield
             return
@@ -104,7 +103,6 @@ class AsIfGuarded:
             multiprocessing.spawn.get_preparation_data = original
 
     def close(self) -> None:
-        """No worker starts any more."""
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None

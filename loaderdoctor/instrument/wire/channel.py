@@ -130,7 +130,6 @@ class Channel:
             self.lost = True
 
     def receive(self, timeout_s: float) -> ToChild | None:
-        """The next request, or None after `timeout_s`. Raises ConnectionLostError."""
         try:
             if not self.connection.poll(timeout_s):
                 return None

@@ -37,7 +37,6 @@ class LogBins:
 
     @property
     def n(self) -> int:
-        """Durations so far."""
         return int(self.counts.sum())
 
     def quantile_ns(self, q: float) -> float | None:

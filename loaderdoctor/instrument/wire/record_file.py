@@ -117,7 +117,6 @@ class RecordWriter:
         self._pending.append(HEADER.pack(kind, len(payload)) + payload)
 
     def add_json(self, kind: Kind, value: Any) -> None:
-        """Queues one record of the JSON kinds."""
         self.add(kind, json.dumps(value, separators=(",", ":")).encode())
 
     def flush_if_due(self, now_ns: int) -> None:

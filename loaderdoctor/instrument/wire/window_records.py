@@ -102,17 +102,14 @@ class PoolMemoryRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def n(self) -> int:
-        """Workers."""
         return len(self.by_pid)
 
     @property
     def unique_bytes(self) -> int:
-        """Of all of them."""
         return sum(n for _, n in self.by_pid)
 
     @property
     def largest_bytes(self) -> int:
-        """Of the one that has most."""
         return max(n for _, n in self.by_pid)
 
 

@@ -47,7 +47,6 @@ class Batches:
         return int(self.serial.shape[0])
 
     def where(self, mask: Bool | NDArray[np.intp]) -> Batches:
-        """The rows selected, in order."""
         return Batches(**{name: getattr(self, name)[mask] for name in self.__slots__})
 
     @property
@@ -82,7 +81,6 @@ class BatchSpans:
         return int(self.serial.shape[0])
 
     def where(self, mask: Bool | NDArray[np.intp]) -> BatchSpans:
-        """The rows selected, in order."""
         return BatchSpans(**{name: getattr(self, name)[mask] for name in self.__slots__})
 
     @property

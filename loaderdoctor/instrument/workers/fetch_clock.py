@@ -148,7 +148,6 @@ class FetchClock:
         return index
 
     def end(self) -> None:
-        """The batch is made, or failed."""
         self.in_batch = False
         if self.probe is not None:
             self.probe.disarm()

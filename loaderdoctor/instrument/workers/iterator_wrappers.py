@@ -129,7 +129,6 @@ def forget() -> None:
 
 
 def flush() -> None:
-    """Writes out what is queued, hotspots included."""
     recording = _recording
     if recording is not None:
         recording.lines.report()

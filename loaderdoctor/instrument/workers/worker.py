@@ -194,7 +194,6 @@ class WorkerWrapper:
             data_queue._send_bytes = self._sending(data_queue._send_bytes)
 
     def close(self) -> None:
-        """The worker ends."""
         self._lines.stop()
         self._describe(exit_ns=time.perf_counter_ns())
         give_up_s = time.perf_counter() + SENT_WITHIN_S

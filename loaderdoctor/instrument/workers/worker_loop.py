@@ -118,7 +118,6 @@ class SummedLoop(WorkerLoop):
         self.folder = folder
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled for spawn and forkserver."""
         return (_restore, (self.not_torchs(), self.folder))
 
     def _open(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Sums | None:
@@ -188,7 +187,6 @@ class _Sums:
         return timed_put
 
     def close(self) -> None:
-        """The worker ends."""
         self._write(ended=1)
 
     def _write(self, ended: int = 0) -> None:

@@ -95,7 +95,6 @@ class LineSampler:
             self._start()
 
     def end(self) -> None:
-        """Nothing is being made now."""
         self._watched = None
 
     def report_transforms_of(self, clock: FetchClock, serial: int) -> None:

@@ -22,7 +22,7 @@ from loaderdoctor.instrument.command.launched_run import start_measuring
 from loaderdoctor.instrument.command.measuring_process import POLITE_S, MeasuringProcess
 from loaderdoctor.instrument.command.rank_group import RankGroup, start_ranks
 from loaderdoctor.instrument.command.script_run import ScriptRun
-from loaderdoctor.instrument.session.ranks import place
+from loaderdoctor.instrument.session.script_process import place
 from loaderdoctor.instrument.system.processes import Signals
 from loaderdoctor.instrument.wire.channel import LaunchConfig
 

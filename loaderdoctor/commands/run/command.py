@@ -36,7 +36,7 @@ from loaderdoctor.instrument.command.rank_connection import (
     publish,
     same_machine,
 )
-from loaderdoctor.instrument.session.ranks import place
+from loaderdoctor.instrument.session.script_process import place
 from loaderdoctor.instrument.wire.channel import LaunchConfig
 from loaderdoctor.report.files import RunFolder
 

@@ -1,8 +1,8 @@
 """All ranks of a job as one run: every window is measured on all of them in the same steps.
 
-The ranks' loops never pause (see `session.ranks`): a window is prepared on every rank, and begins
-with the same step once the last one is ready. So all of them are in the same mode while any of them
-measures, and no rank waits in a collective for one that stands still.
+The ranks' loops never pause (see `session.messages`): a window is prepared on every rank, and
+begins with the same step once the last one is ready. So all of them are in the same mode while any
+of them measures, and no rank waits in a collective for one that stands still.
 """
 
 from __future__ import annotations

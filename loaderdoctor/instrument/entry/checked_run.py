@@ -30,7 +30,7 @@ from loaderdoctor.instrument.entry.main_script import (
     run_script,
 )
 from loaderdoctor.instrument.session.hooks import ImportWatch
-from loaderdoctor.instrument.session.stopping import StopTraining, exit_after_grace, exit_now
+from loaderdoctor.instrument.session.script_process import StopTraining, exit_after_grace, exit_now
 from loaderdoctor.instrument.system.processes import die_with_parent
 from loaderdoctor.instrument.wire.channel import (
     CHECKED_VARIABLE,

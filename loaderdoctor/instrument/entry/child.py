@@ -33,12 +33,11 @@ from loaderdoctor.instrument.entry.main_script import (
 )
 from loaderdoctor.instrument.entry.recorded import record, verdict
 from loaderdoctor.instrument.entry.spawned import Spawner
-from loaderdoctor.instrument.session import ranks
+from loaderdoctor.instrument.session import script_process
 from loaderdoctor.instrument.session.hooks import Hooks
 from loaderdoctor.instrument.session.no_dataloader import NoDataLoaderWatch
-from loaderdoctor.instrument.session.script_files import script_of
+from loaderdoctor.instrument.session.script_process import StopTraining, exit_now, script_of
 from loaderdoctor.instrument.session.session import Session
-from loaderdoctor.instrument.session.stopping import StopTraining, exit_now
 from loaderdoctor.instrument.system.processes import (
     EXIT_INTERRUPTED,
     die_with_parent,
@@ -72,7 +71,7 @@ def main() -> NoReturn:
 def _session(channel: Channel, launch_config: LaunchConfig) -> Session:
     run_dir, hello = Path(launch_config.run_dir), None
     if launch_config.group:
-        hello = ranks.hello(launch_config)
+        hello = script_process.hello(launch_config)
         run_dir = Path(hello.run_dir)
         run_dir.mkdir(parents=True, exist_ok=True)
         channel.send(hello)

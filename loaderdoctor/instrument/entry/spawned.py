@@ -29,10 +29,15 @@ from loaderdoctor.instrument.command.measuring_process import bootstrap
 from loaderdoctor.instrument.entry.main_script import strip_frames
 from loaderdoctor.instrument.entry.recorded import record
 from loaderdoctor.instrument.session.hooks import Hooks, ImportWatch
-from loaderdoctor.instrument.session.ranks import place, process_group
-from loaderdoctor.instrument.session.script_files import script_of
+from loaderdoctor.instrument.session.script_process import (
+    StopTraining,
+    exit_after_grace,
+    exit_now,
+    place,
+    process_group,
+    script_of,
+)
 from loaderdoctor.instrument.session.session import Session
-from loaderdoctor.instrument.session.stopping import StopTraining, exit_after_grace, exit_now
 from loaderdoctor.instrument.system.machine import note_started_ranks
 from loaderdoctor.instrument.system.processes import die_with_parent
 from loaderdoctor.instrument.wire.channel import (

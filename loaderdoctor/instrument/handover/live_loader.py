@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from loaderdoctor.instrument.handover.exactness import Marks, Nature, marks, never_reason, refusal
 from loaderdoctor.instrument.handover.index_stream import IndexStream, OwnDraws, quiet_draws
-from loaderdoctor.instrument.handover.passes import LivePass, LoopsPass, OwnPass
+from loaderdoctor.instrument.handover.live_pass import LivePass, LoopsPass, OwnPass
 from loaderdoctor.instrument.handover.pools import (
     DRAWS,
     Event,

@@ -17,7 +17,7 @@ from loaderdoctor.instrument.recording.batch_costs import BatchCosts
 from loaderdoctor.instrument.recording.step_marks import BESIDES, GAP
 from loaderdoctor.instrument.session.feed import bypass
 from loaderdoctor.instrument.session.loader_state import LoaderState
-from loaderdoctor.instrument.session.ranks import place, process_group
+from loaderdoctor.instrument.session.script_process import place, process_group
 from loaderdoctor.instrument.session.session import Session
 from loaderdoctor.instrument.system.machine import usable_cpus
 from loaderdoctor.instrument.trial.trial_checks import start_method_of

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from loaderdoctor.instrument.session.messages import Messages
-from loaderdoctor.instrument.session.ranks import as_launched, process_group
 from loaderdoctor.instrument.session.roles import ACCUMULATES_BELOW
-from loaderdoctor.instrument.session.script_files import with_sources
+from loaderdoctor.instrument.session.script_process import as_launched, process_group, with_sources
 from loaderdoctor.instrument.session.session import Driver, Session
 from loaderdoctor.instrument.session.step_clock import DeviceMarks, StepClock
 from loaderdoctor.instrument.session.windows import Windows
@@ -206,7 +205,7 @@ def _seen(session: Session, watch: ComputeWatch) -> ComputeRecord | None:
 
 
 def _subnormals(session: Session) -> SubnormalRecord | None:
-    from loaderdoctor.instrument.session.subnormals import subnormals
+    from loaderdoctor.instrument.session.compute_watch import subnormals
 
     try:
         return subnormals()

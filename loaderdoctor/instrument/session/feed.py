@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from loaderdoctor.instrument.batches.replay_buffer import Ahead
-    from loaderdoctor.instrument.handover.passes import LoopsPass
+    from loaderdoctor.instrument.handover.live_pass import LoopsPass
 
 FEED = "_loaderdoctor_feed"  # attribute of a torch iterator: the Feed of the user's pass
 

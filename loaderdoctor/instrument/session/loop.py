@@ -21,8 +21,8 @@ from loaderdoctor.instrument.session.roles import (
     ReplayWatch,
     without_grad,
 )
+from loaderdoctor.instrument.session.script_process import exit_now
 from loaderdoctor.instrument.session.session import Session
-from loaderdoctor.instrument.session.stopping import exit_now
 from loaderdoctor.instrument.system.devices import device_of, training_device
 from loaderdoctor.instrument.system.interpreter import user_site
 from loaderdoctor.instrument.wire.protocol import BATCHES_REPLAYED
@@ -31,7 +31,7 @@ from loaderdoctor.instrument.wire.records import BoundaryRecord
 if TYPE_CHECKING:
     import torch
 
-    from loaderdoctor.instrument.handover.passes import LoopsPass
+    from loaderdoctor.instrument.handover.live_pass import LoopsPass
 
 MAX_PLACED = 16  # passes of a loader whose place in the code is looked up: training's is in them
 MAX_BOUNDARIES = 1000  # kept for Ended; a loop that re-creates its iterator makes one a step

@@ -16,7 +16,7 @@ from loaderdoctor.instrument.session.loaders import LoaderRegistry
 from loaderdoctor.instrument.session.open_window import OpenWindow
 from loaderdoctor.instrument.session.passes import PassLog
 from loaderdoctor.instrument.session.roles import Definition, RoleObserver
-from loaderdoctor.instrument.session.stopping import StopTraining, exit_after_grace
+from loaderdoctor.instrument.session.script_process import StopTraining, exit_after_grace
 from loaderdoctor.instrument.session.wall_account import WallAccount
 from loaderdoctor.instrument.wire.channel import Link
 from loaderdoctor.instrument.wire.protocol import (

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from loaderdoctor.instrument.batches.batch_tree import digest
 from loaderdoctor.instrument.handover.live_loader import LiveLoader
-from loaderdoctor.instrument.handover.passes import LoopsPass
+from loaderdoctor.instrument.handover.live_pass import LoopsPass
 from loaderdoctor.settings import Settings
 
 N_SAMPLES = 40

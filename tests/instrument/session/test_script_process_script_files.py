@@ -7,14 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from loaderdoctor.instrument.session.script_files import script_of, with_sources
+from loaderdoctor.instrument.session.script_process import script_of, with_sources
 from loaderdoctor.instrument.wire.channel import LaunchConfig
 
 SCRIPT = """\
 import json
 import pkg.model, pkg.old
 import msgspec
-from loaderdoctor.instrument.session.script_files import with_sources
+from loaderdoctor.instrument.session.script_process import with_sources
 from loaderdoctor.instrument.wire.records import ScriptRecord
 print(json.dumps(with_sources(ScriptRecord(given="train.py", args=("-x",))).sources))
 """

@@ -7,7 +7,7 @@ import sys
 
 TRAINS_IN_A_THREAD = """\
 import threading
-from loaderdoctor.instrument.session.stopping import StopTraining, exit_after_grace
+from loaderdoctor.instrument.session.script_process import StopTraining, exit_after_grace
 
 def train(error):
     raise error

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from loaderdoctor.instrument.session.subnormals import subnormals
+from loaderdoctor.instrument.session.compute_watch import subnormals
 
 TINY = 1e-40
 

@@ -80,6 +80,9 @@ class Gatherer(Ablation):
         ablation measures is mostly that: fewer threads are then to be tried first, and with
         `may_defer` ablation is left to the caller (`deferred`).
 
+        Rounds behind the first leave room for a window of stack samples, without which the loop's
+        own work has no line.
+
         On an accelerator no round can follow the profile. Where the shares are still open before
         it, `open_until` is asked until when more may take.
         """
@@ -93,15 +96,15 @@ class Gatherer(Ablation):
             self.profiled()
         if ablate:
             self.ablate(
-                until=until,
+                until=min(until, self._end_s - self._sampling_s),
                 with_copy=with_copy,
                 first_until=first_until,
                 finer_until=finer_until,
             )
-            is_open = bool(self.evidence.rounds) and not self.settled
-            if profile_last and is_open and open_until is not None:
-                self.ablate(until=open_until(), with_copy=with_copy, most=MAX_LONGER_ROUNDS)
         self.stack_samples()
+        is_open = ablate and bool(self.evidence.rounds) and not self.settled
+        if profile_last and is_open and open_until is not None:
+            self.ablate(until=open_until(), with_copy=with_copy, most=MAX_LONGER_ROUNDS)
         if profile_last:
             self.profiled()
 
@@ -141,6 +144,17 @@ class Gatherer(Ablation):
         if pristine and self._clock() + self.evidence.sizes.window_s <= self._end_s:
             self.evidence.plain.extend(self._measure([self.request("plain")]))
 
+    @property
+    def _n_sampled_steps(self) -> int:
+        return max(MIN_SAMPLED_STEPS, math.ceil(SAMPLED_S / self.evidence.sizes.step_s))
+
+    @property
+    def _sampling_s(self) -> float:
+        """Of a window of stack samples, with the queue that is used up before it."""
+        train = self.evidence.observed.main_loader
+        n_dropped = 2 * train.settings.queue_length if train is not None else 0
+        return (self._n_sampled_steps + n_dropped) * self.evidence.sizes.step_s
+
     def stack_samples(self) -> None:
         """Windows in which the training thread's stack is sampled: which lines its work is at.
 
@@ -148,7 +162,7 @@ class Gatherer(Ablation):
         time.
         """
         sizes, sampled = self.evidence.sizes, self.evidence.sampled
-        n_steps = max(MIN_SAMPLED_STEPS, math.ceil(SAMPLED_S / sizes.step_s))
+        n_steps = self._n_sampled_steps
         for n in range(MAX_SAMPLED_WINDOWS):
             if self._clock() + n_steps * sizes.step_s > self._end_s:
                 return

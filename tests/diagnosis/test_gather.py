@@ -113,6 +113,27 @@ def test_steps_that_would_take_what_is_left_are_not_sampled() -> None:
     assert not any(r.stack_samples for r in script_run.asked)
 
 
+@pytest.mark.parametrize("until", [10.0, 11.0, 12.0, 13.0, 14.0, 15.0])
+def test_rounds_that_settle_nothing_leave_room_for_the_loops_lines(until: float) -> None:
+    """Whatever is left of the last round's time: a loop beside busy programs is seldom settled."""
+    script_run = SimulatedRun({"plain": 28.0, "no_input": 24.5}, noise=0.2)
+    g = gatherer(script_run)
+    g.gather(until=until, ablate=True, with_copy=False)
+    assert not g.settled and script_run.now_s <= until + 1.0  # by how much a window is slower
+    assert script_run.asked[-1].stack_samples
+    assert len(g.evidence.sampled) == 1
+
+
+def test_rounds_beyond_the_budget_come_behind_the_loops_lines() -> None:
+    true_ms = {"plain": 28.0, "no_input": 24.5, "no_copy": 24.0}
+    script_run = SimulatedRun(true_ms, noise=0.2, device="cuda:0")
+    g = gatherer(script_run)
+    g.gather(until=12.0, ablate=True, with_copy=True, open_until=lambda: 20.0)
+    sampled = next(n for n, r in enumerate(script_run.asked) if r.stack_samples)
+    assert any(r.mode == "no_copy" for r in script_run.asked[sampled:])
+    assert script_run.asked[-1].mode == "profiled"
+
+
 def test_every_round_holds_each_kind_once_in_changing_order() -> None:
     script_run = SimulatedRun({"plain": 10.0, "no_input": 8.9, "no_copy": 8.5}, noise=0.2)
     g = gatherer(script_run)

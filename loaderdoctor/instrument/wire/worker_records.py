@@ -143,14 +143,9 @@ class _Raw:
             native = [p.get("native_threads") for p in (process, more)]
             if more.get("run_wait_ns") is not None:
                 process.setdefault("run_wait", (more["described_ns"], more["run_wait_ns"]))
-            if more.get("reads") is not None:
-                process.setdefault("first_reads", more["reads"])
-            if more.get("collected") is not None:
-                process.setdefault("first_collected", more["collected"])
-            if more.get("held") is not None:
-                process.setdefault("first_held", more["held"])
-            if more.get("heap_free") is not None:
-                process.setdefault("first_heap_free", more["heap_free"])
+            for name in ("reads", "collected", "held", "heap_free"):
+                if more.get(name) is not None:
+                    process.setdefault(f"first_{name}", more[name])
             process.update(more)
             process["native_threads"] = max((n for n in native if n is not None), default=None)
         elif kind == Kind.ITERATOR:
@@ -160,17 +155,8 @@ class _Raw:
         elif kind == Kind.TRANSFORMS:
             value = json.loads(payload)
             self.transforms.extend(
-                _typed(
-                    TransformTime,
-                    pid=pid,
-                    since_ns=value["since_ns"],
-                    until_ns=value["until_ns"],
-                    name=name,
-                    total_ns=total_ns,
-                    n_samples=n,
-                    serial=value["serial"],
-                )
-                for name, (total_ns, n) in value["transforms"].items()
+                _typed(TransformTime, **value, pid=pid, name=name, total_ns=ns, n_samples=n)
+                for name, (ns, n) in value["transforms"].items()
             )
 
     def _add_batch(self, payload: bytes, pid: int) -> None:
@@ -185,26 +171,9 @@ class _Raw:
         self.pids.append(pid)
 
     def _add_lines(self, value: dict[str, Any], pid: int) -> None:
-        for phase, file, line, function, leaf_file, leaf_line, leaf_function, count in value[
-            "spots"
-        ]:
-            self.lines.append(
-                _typed(
-                    LineCount,
-                    pid=pid,
-                    since_ns=value["since_ns"],
-                    until_ns=value["until_ns"],
-                    phase=phase,
-                    file=file,
-                    line=line,
-                    function=function,
-                    leaf_file=leaf_file,
-                    leaf_line=leaf_line,
-                    leaf_function=leaf_function,
-                    count=count,
-                    serial=value["serial"],
-                )
-            )
+        for spot in value["spots"]:
+            where = dict(zip(_SPOT, spot, strict=True))
+            self.lines.append(_typed(LineCount, **value, **where, pid=pid))
 
     def log(self) -> WorkerLog:
         batches, order = self._batches()
@@ -228,32 +197,11 @@ class _Raw:
         sends = _columns(np.frombuffer(self.sends, _SEND))
         at = rows_of(_keys(made), _keys(sends))
 
-        def sent(name: str) -> I64:
-            values = np.append(sends[name], ABSENT)  # which -1 leads to
-            return values[at]
-
-        return (
-            Batches(
-                serial=made["serial"],
-                epoch=made["epoch"],
-                idx=made["idx"],
-                worker=made["worker"],
-                outcome=made["outcome"],
-                n_samples=made["n_samples"],
-                wait_ns=made["wait_ns"],
-                begin_ns=made["begin_ns"],
-                collate_ns=np.where(made["collate_ns"] > 0, made["collate_ns"], ABSENT),
-                end_ns=made["end_ns"],
-                thread_cpu_ns=made["thread_cpu_ns"],
-                process_cpu_ns=made["process_cpu_ns"],
-                pid=np.array(self.pids, np.int64)[order],
-                send_ns=sent("send_ns"),
-                sent_ns=sent("sent_ns"),
-                n_bytes=sent("n_bytes"),
-                feeder=sent("feeder"),
-            ),
-            order,
-        )
+        made["collate_ns"] = np.where(made["collate_ns"] > 0, made["collate_ns"], ABSENT)
+        made["pid"] = np.array(self.pids, np.int64)[order]
+        for name in ("send_ns", "sent_ns", "n_bytes", "feeder"):
+            made[name] = np.append(sends[name], ABSENT)[at]  # the last is what -1 leads to
+        return Batches(**{name: made[name] for name in Batches.__slots__}), order
 
     def _samples(self, order: NDArray[np.intp]) -> Samples:
         """Durations between stamps. A failed batch has stamps up to the sample that failed."""
@@ -284,6 +232,10 @@ _SENSELESS = (
     StructError, msgspec.MsgspecError, OSError,
 )  # fmt: skip
 _REASON_LENGTH = 200
+# Of a line sample, its values in the order in which they are written.
+_SPOT = (
+    "phase", "file", "line", "function", "leaf_file", "leaf_line", "leaf_function", "count"
+)  # fmt: skip
 Record = TypeVar("Record", ProcessRecord, LineCount, TransformTime, ReadCount, CollectedCount)
 
 
@@ -320,28 +272,16 @@ def _run_wait_share(value: dict[str, Any]) -> float | None:
     return float((last_ns - first[1]) / (value["described_ns"] - first[0]))
 
 
-def _reads(value: dict[str, Any]) -> ReadCount | None:
-    """Between the first and the last time that the process described itself."""
-    first, last = value.get("first_reads"), value.get("reads")
+def _since_first(value: dict[str, Any], name: str) -> list[Any] | None:
+    """Counters between the first and the last time that the process described itself."""
+    first, last = value.get(f"first_{name}"), value.get(name)
     if first is None or last is None or last[0] <= first[0]:
         return None
-    n_batches, n_bytes, n_calls, disk_bytes = (b - a for a, b in zip(first, last, strict=True))
-    return _typed(
-        ReadCount,
-        n_batches=n_batches,
-        n_bytes=n_bytes,
-        n_calls=n_calls,
-        disk_bytes=disk_bytes,
-    )
+    return [b - a for a, b in zip(first, last, strict=True)]
 
 
-def _collected(value: dict[str, Any]) -> CollectedCount | None:
-    """Between the first and the last time that the process described itself."""
-    first, last = value.get("first_collected"), value.get("collected")
-    if first is None or last is None or last[0] <= first[0]:
-        return None
-    n_batches, n_full, ns = (b - a for a, b in zip(first, last, strict=True))
-    return _typed(CollectedCount, n_batches=n_batches, n_full=n_full, ns=ns)
+def _counted(kind: type[Record], names: tuple[str, ...], counts: list[Any] | None) -> Record | None:
+    return None if counts is None else _typed(kind, **dict(zip(names, counts, strict=True)))
 
 
 def _grown(value: dict[str, Any]) -> tuple[tuple[str, int, int], ...]:
@@ -358,22 +298,15 @@ def _heap_freed(value: dict[str, Any]) -> int | None:
 
 
 def _process(value: dict[str, Any]) -> ProcessRecord:
-    cores = value.get("cores")
-    return _typed(
-        ProcessRecord,
-        role=value["role"],
-        pid=value["pid"],
-        worker=value.get("worker", MAIN_PROCESS),
-        serial=value.get("serial", 0),
-        started_ns=value["started_ns"],
-        ready_ns=value.get("ready_ns"),
-        exit_ns=value.get("exit_ns"),
-        cores=None if cores is None else tuple(cores),
-        torch_threads=value.get("torch_threads"),
-        native_threads=value.get("native_threads"),
-        run_wait_share=_run_wait_share(value),
-        reads=_reads(value),
-        collected=_collected(value),
-        grown=_grown(value),
-        heap_freed_bytes=_heap_freed(value),
-    )
+    unsaid = dict.fromkeys(("ready_ns", "exit_ns", "cores", "torch_threads", "native_threads"))
+    reads, collected = _since_first(value, "reads"), _since_first(value, "collected")
+    known = {
+        **unsaid,
+        **value,
+        "run_wait_share": _run_wait_share(value),
+        "reads": _counted(ReadCount, ("n_batches", "n_bytes", "n_calls", "disk_bytes"), reads),
+        "collected": _counted(CollectedCount, ("n_batches", "n_full", "ns"), collected),
+        "grown": _grown(value),
+        "heap_freed_bytes": _heap_freed(value),
+    }
+    return _typed(ProcessRecord, **{"worker": MAIN_PROCESS, "serial": 0, **known})

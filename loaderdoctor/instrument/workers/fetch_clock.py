@@ -28,6 +28,10 @@ CLOCK_KEY: Final = "_loaderdoctor_clock"
 # same few samples would be timed again and again. At one in 512, the 20 us batches of an epoch
 # behind a cold one were timed too rarely for a short run to tell that the first had been slow.
 MAX_BATCHES_SKIPPED: Final = 126
+# A fetcher's first samples are all timed, however short: 26 µs at most. Each epoch begins a new one
+# (persistent workers aside), so of small batches in the dataset's order nothing but the same first
+# four samples was seen again, and no epoch after a cold one could be told from it.
+FIRST_SAMPLES: Final = 32
 
 # What recording the making of batches may cost, as shares of the time they take.
 #
@@ -99,6 +103,7 @@ class FetchClock:
 
     __slots__ = (
         "_batches_to_skip",
+        "_n_first",
         "_per_sample",
         "begin_ns",
         "collate_ns",
@@ -112,6 +117,7 @@ class FetchClock:
     def __init__(self, fetcher: Any) -> None:
         self._per_sample = _fetches_one_by_one(fetcher)
         self._batches_to_skip = 0
+        self._n_first = FIRST_SAMPLES  # still to be timed
         self.probe = TransformProbe.of(fetcher.dataset)
         self.begin_ns = 0
         self.collate_ns = 0
@@ -154,7 +160,9 @@ class FetchClock:
         if len(self.stamps) > 1:
             sample_ns = max(1.0, (self.stamps[-1] - self.stamps[0]) / (len(self.stamps) - 1))
             one_in = math.ceil(STAMP_NS / (sample_ns * MAX_STAMP_SHARE))
-            self._batches_to_skip = min(one_in - 1, MAX_BATCHES_SKIPPED)
+            self._n_first -= len(self.stamps) - 1
+            if self._n_first <= 0:
+                self._batches_to_skip = min(one_in - 1, MAX_BATCHES_SKIPPED)
 
     def _probe_whole_batch(self, probe: TransformProbe) -> None:
         """Where samples can't be told apart, one batch in eight is probed as a whole."""

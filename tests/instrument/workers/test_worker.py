@@ -27,6 +27,7 @@ from loaderdoctor.instrument.wire.record_file import Outcome
 from loaderdoctor.instrument.wire.worker_log import ABSENT, WorkerLog, rows_of
 from loaderdoctor.instrument.wire.worker_records import read
 from loaderdoctor.instrument.workers import worker, worker_state
+from loaderdoctor.instrument.workers.fetch_clock import FIRST_SAMPLES
 from tests.instrument import worker_cases as cases
 
 
@@ -278,6 +279,28 @@ def test_at_no_workers_batches_are_recorded_in_the_training_process(records: Pat
     assert len(log.batches) == len(log.deliveries) == 8
     assert (rows_of(log.deliveries.key, log.batches.key) >= 0).all()
     assert log.samples.duration_ns.size == 32
+
+
+class Numbers(Dataset[int]):
+    """Samples that take next to no time."""
+
+    def __len__(self) -> int:
+        return 400
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def test_the_first_samples_of_each_epoch_are_timed_however_short_they_are(records: Path) -> None:
+    source = DataLoader(Numbers(), batch_size=4)
+    for _ in range(2):
+        list(source)
+    log = finished(records)
+    assert len(log.batches) == 200
+    timed = log.samples.index.tolist()
+    # Of an epoch 32 samples, and no more than another batch: a hundred are too few to skip 126.
+    assert [timed.count(i) for i in range(32)] == [2] * 32
+    assert len(timed) <= 2 * (FIRST_SAMPLES + 4)
 
 
 @pytest.mark.parametrize("n_workers", [0, 2])

@@ -24,7 +24,7 @@ from loaderdoctor.commands.view import perfetto_traces, tensorboard_folder, view
 from loaderdoctor.errors import UsageError
 from loaderdoctor.report.console.page import console_text
 from loaderdoctor.report.files import RunFolder
-from loaderdoctor.report.traces.captures import write_perfetto_trace
+from loaderdoctor.report.traces.captures import Overlay, write_perfetto_trace
 from loaderdoctor.report.traces.scalars import write_scalars
 from loaderdoctor.report.traces.tensorboard import BASELINE, write_plugin_trace
 from tests.report import samples
@@ -45,7 +45,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     folder.write_report(report, text)
     target = folder.plugin_trace(BASELINE, worker="node1_0", at_ns=17)
     write_plugin_trace(trace_path(CASE), target)
-    write_perfetto_trace(trace_path(CASE), folder.perfetto_trace(BASELINE), tracks=TRACKS)
+    write_perfetto_trace(
+        trace_path(CASE), folder.perfetto_trace(BASELINE), Overlay(worker_tracks=TRACKS)
+    )
     write_scalars(report, folder.tensorboard, console_text=text, at=AT)
     return folder
 

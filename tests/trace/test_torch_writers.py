@@ -78,9 +78,7 @@ def test_no_trace_of_ours_breaks_a_rule_of_torchs_validator(name: str, tmp_path:
     source = TRACES / f"{name}{SUFFIX}"
     added = Overlay.of(tracks(attribute(read_trace(source))))
     perfetto, plugin = tmp_path / "a.json.gz", tmp_path / "w.1.pt.trace.json.gz"
-    write_perfetto_trace(
-        source, perfetto, tracks=added.worker_tracks, exposed_waits=added.exposed_waits
-    )
+    write_perfetto_trace(source, perfetto, added)
     write_plugin_trace(source, plugin, extra_waits=added.waits_outside_next)
     for path in (perfetto, plugin):
         passed, violations = validator.validate_trace(str(path))

@@ -29,10 +29,10 @@ class Overlay:
 
     worker_tracks: Sequence[Mapping[str, Any]] = ()  # worker and pin-thread spans, complete events
     waits_outside_next: Sequence[Wait] = ()
-    exposed_waits: Sequence[tuple[float, float]] = ()
+    exposed_waits: Sequence[tuple[float, float]] = ()  # (start, duration) of idling for the loader
     step_shares: Sequence[StepShares] = ()
-    copies: Sequence[Arrow] = ()
-    end_us: float | None = None
+    copies: Sequence[Arrow] = ()  # from each `__next__` to the H2D copy of its batch
+    end_us: float | None = None  # of the last step's share counter
 
     @staticmethod
     def of(tracks: Tracks, worker_tracks: Sequence[Mapping[str, Any]] = ()) -> Overlay:
@@ -72,16 +72,8 @@ def write_capture(
     Raises TraceError where `source` is not a trace, RunError where a file can't be written.
     """
     added = overlay or Overlay()
-    write_perfetto_trace(
-        source,
-        folder.perfetto_trace(run if rank is None else f"rank-{rank}"),
-        tracks=added.worker_tracks,
-        exposed_waits=added.exposed_waits,
-        step_shares=added.step_shares,
-        copies=added.copies,
-        end_us=added.end_us,
-        on_share=_half(on_share, 0.0),
-    )
+    full = folder.perfetto_trace(run if rank is None else f"rank-{rank}")
+    write_perfetto_trace(source, full, added, on_share=_half(on_share, 0.0))
     target = folder.plugin_trace(run, worker=worker_name(rank or 0), at_ns=at_ns)
     write_plugin_trace(
         source,
@@ -152,39 +144,23 @@ class Arrow:
 
 
 def write_perfetto_trace(
-    source: Path,
-    target: Path,
-    *,
-    tracks: Sequence[Mapping[str, Any]] = (),
-    exposed_waits: Sequence[tuple[float, float]] = (),
-    step_shares: Sequence[StepShares] = (),
-    copies: Sequence[Arrow] = (),
-    end_us: float | None = None,
-    on_share: OnShare | None = None,
+    source: Path, target: Path, overlay: Overlay | None = None, *, on_share: OnShare | None = None
 ) -> int:
     """Write `source` with our tracks to `target` (.json.gz); the number of events written.
 
-    `tracks` are complete trace events (of workers); `exposed_waits` are (start, duration) in
-    microseconds on the file's clock, disjoint: times the accelerator idled for the loader.
-    `copies` lead from each `__next__` to the H2D copy of its batch. `end_us` ends the last step's
-    share counter. Raises TraceError for the source.
+    Raises TraceError for the source.
     """
-    raw = read_raw(source)
-    events: list[msgspec.Raw | bytes] = [*raw.events]
-    events += map(msgspec.json.encode, tracks)
-    events += map(msgspec.json.encode, own_tracks(exposed_waits, step_shares, end_us))
-    events += map(msgspec.json.encode, arrows(copies))
+    raw, added = read_raw(source), overlay or Overlay()
+    own = (*added.worker_tracks, *_own_tracks(added), *_arrows(added.copies))
+    events: list[msgspec.Raw | bytes] = [*raw.events, *map(msgspec.json.encode, own)]
     with atomic_writer(target) as out, gzip_writer(out) as packed:
         told = written_of(len(events), on_share)
         return write_raw(packed, raw.metadata, without_crossing(events), on_written=told)
 
 
-def own_tracks(
-    exposed_waits: Sequence[tuple[float, float]],
-    step_shares: Sequence[StepShares],
-    end_us: float | None,
-) -> list[dict[str, Any]]:
+def _own_tracks(added: Overlay) -> list[dict[str, Any]]:
     """The events of our own process in the trace: one wait track, one counter of the shares."""
+    exposed_waits, step_shares, end_us = added.exposed_waits, added.step_shares, added.end_us
     if not exposed_waits and not step_shares:
         return []
     tracks: list[dict[str, Any]] = [
@@ -209,7 +185,7 @@ def own_tracks(
     return tracks
 
 
-def arrows(copies: Sequence[Arrow]) -> Iterator[dict[str, Any]]:
+def _arrows(copies: Sequence[Arrow]) -> Iterator[dict[str, Any]]:
     """Flow events, tail and head of each; Perfetto binds an end to the span that last began."""
     for number, arrow in enumerate(copies):
         common = {"name": "copy of the batch", "cat": CATEGORY, "id": FIRST_ARROW + number}

@@ -21,7 +21,7 @@ CROSSING = ("enough_workers", "item_every_step", "pinned_same_stream", "side_str
 @pytest.mark.parametrize("case", CASES)
 def test_the_profilers_events_are_unchanged(case: str, tmp_path: Path) -> None:
     target = tmp_path / "t.json.gz"
-    n_events = write_perfetto_trace(trace_path(case), target, tracks=TRACKS)
+    n_events = write_perfetto_trace(trace_path(case), target, Overlay(worker_tracks=TRACKS))
     before, after = load(trace_path(case)), load(target)
     n = len(before["traceEvents"])
     pairs = list(zip(before["traceEvents"], after["traceEvents"], strict=False))
@@ -41,9 +41,11 @@ def test_waits_and_shares_have_a_process_of_their_own(tmp_path: Path) -> None:
     write_perfetto_trace(
         trace_path("gpu_resident"),
         target,
-        exposed_waits=[(100.0, 5.0), (200.0, 7.5)],
-        step_shares=[step],
-        end_us=300.0,
+        Overlay(
+            exposed_waits=[(100.0, 5.0), (200.0, 7.5)],
+            step_shares=[step],
+            end_us=300.0,
+        ),
     )
     ours = [e for e in load(target)["traceEvents"] if e["pid"] == TRACK_PID]
     waits = [e for e in ours if e["ph"] == "X"]
@@ -78,7 +80,7 @@ def test_an_arrow_leads_from_each_batch_to_the_copy_that_moved_it(
 ) -> None:
     source, target = trace_path(case), tmp_path / "t.json.gz"
     overlay = Overlay.of(tracks(attribute(read_trace(source))))
-    write_perfetto_trace(source, target, copies=overlay.copies)
+    write_perfetto_trace(source, target, Overlay(copies=overlay.copies))
     tails, heads, events = arrows_of(target)
     spans = [e for e in events if e["ph"] == "X"]
     nexts = [e for e in spans if e["name"].endswith(".__next__")]

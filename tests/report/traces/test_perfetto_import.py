@@ -43,15 +43,7 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
 def full_trace(source: Path, target: Path, of_workers: list[dict[str, Any]]) -> Path:
     """As `analyze` and `diagnose` write it."""
     added = Overlay.of(tracks(attribute(read_trace(source))), of_workers)
-    write_perfetto_trace(
-        source,
-        target,
-        tracks=added.worker_tracks,
-        exposed_waits=added.exposed_waits,
-        step_shares=added.step_shares,
-        copies=added.copies,
-        end_us=added.end_us,
-    )
+    write_perfetto_trace(source, target, added)
     return target
 
 

@@ -25,12 +25,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
-from loaderdoctor.commands.run.monitor import monitor
+from loaderdoctor.commands.run.monitor import hooked, monitor
 from loaderdoctor.diagnosis.run import Diagnosis, DiagnosisOptions
 from loaderdoctor.errors import LoaderdoctorError, RunError, UsageError
 from loaderdoctor.instrument.command.in_process import InProcessRun, LocalLink
 from loaderdoctor.instrument.command.launched_run import TrainingBeganError
-from loaderdoctor.instrument.entry.recorded import disable_in_forks
 from loaderdoctor.instrument.session.hooks import Hooks
 from loaderdoctor.instrument.session.session import Session
 from loaderdoctor.instrument.system.interpreter import user_site
@@ -116,11 +115,7 @@ class watching:  # noqa: N801 - a context manager, called like a function
         self._diagnosis = Diagnosis(self._script_run, target=label, raw=raw, options=self._options)
         watching._open = self
         session = self._session = Session(LocalLink(self._script_run), run_dir=raw, patient=False)
-        self._hooks = Hooks(session)
-        self._hooks.watch()
-        if "torch" in sys.modules:
-            session.workers.start()  # loaders built before are recorded too
-        disable_in_forks(session)
+        self._hooks = hooked(session)
         self._deciding = threading.Thread(
             target=self._decide, args=(self._diagnosis,), name="loaderdoctor", daemon=True
         )

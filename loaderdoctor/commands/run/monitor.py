@@ -43,6 +43,16 @@ LISTEN_S = 0.5
 END_S = 10.0  # its report is written by then: it only leaves
 
 
+def hooked(session: Session) -> Hooks:
+    """Hooks of this very process, in place from now on; loaders built before are recorded too."""
+    hooks = Hooks(session)
+    hooks.watch()
+    if "torch" in sys.modules:
+        session.workers.start()
+    disable_in_forks(session)
+    return hooks
+
+
 class monitor:  # noqa: N801 - a context manager, called like a function
     """Records the training loop that runs inside the block, to its end.
 
@@ -120,11 +130,7 @@ class monitor:  # noqa: N801 - a context manager, called like a function
         session = self._session = Session(channel, run_dir=Path(launch_config.run_dir))
         record(session, launch_config)
         monitor._open = self
-        self._hooks = Hooks(session)
-        self._hooks.watch()
-        if "torch" in sys.modules:
-            session.workers.start()  # loaders built before are recorded too
-        disable_in_forks(session)
+        self._hooks = hooked(session)
         self._thread = threading.Thread(target=self._hear, name="loaderdoctor", daemon=True)
         self._thread.start()
 

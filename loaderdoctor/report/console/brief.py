@@ -75,15 +75,9 @@ class _Detail:
     others: bool = True  # changes and ideas next to the first, not their number alone
 
 
-# Tried in this order until the screen is no longer than it may be.
-_DETAILS = (
-    _Detail(),
-    _Detail(told_causes=False),
-    _Detail(told_causes=False, what_if=False),
-    _Detail(told_causes=False, what_if=False, roomy=False),
-    _Detail(told_causes=False, what_if=False, roomy=False, findings=False),
-    _Detail(told_causes=False, what_if=False, roomy=False, findings=False, others=False),
-)
+# Tried in this order until the screen is no longer than it may be: what goes without saying first.
+_GOES = ("told_causes", "what_if", "roomy", "findings", "others")
+_DETAILS = [_Detail(**dict.fromkeys(_GOES[:n], False)) for n in range(len(_GOES) + 1)]
 
 
 @dataclass(frozen=True, slots=True)

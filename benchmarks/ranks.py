@@ -23,7 +23,7 @@ from typing import Any
 from truth import compare, noise_of, truth_of
 
 LOOP = Path(__file__).with_name("rank_loop.py")
-RANKS = ("--nproc-per-node", "2")
+RANKS = ("--standalone", "--nproc-per-node", "2")  # a free port: other jobs may run beside
 RUN_STEPS = 700
 LIMIT_S = 200.0
 

@@ -23,7 +23,7 @@ ALLOWED = {
     ("instrument/dataset/safety.py", "pickle"): "pickles the user's objects to nowhere",
     ("advice/writing.py", "compile"): "whether advice compiles in the script; it is not run",
     ("advice/patch.py", "compile"): "the same",
-    ("instrument/batches/digest.py", "pickle"): "of plain values of a batch, for their hash",
+    ("instrument/batches/batch_tree.py", "pickle"): "of plain values of a batch, for their hash",
     (
         "instrument/session/window_memory.py",
         "pickle",

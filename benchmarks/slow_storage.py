@@ -236,6 +236,13 @@ def row_of(how: str, work: Path, budget_s: float) -> dict[str, Any]:
         "input": (found["shares"] or {}).get("input"),
         "kinds": kinds,
         "says": [f["summary"] for f in found["findings"] if f["kind"] in SAYS[how][0]],
+        "tried": [
+            {
+                k: t.get(k)
+                for k in ("settings", "status", "step_ms", "step_ms_ci", "gain_ms", "gain_ms_ci")
+            }
+            for t in found["trials"]
+        ],
         "right": is_right(how, found["verdict"]["bound"], kinds),
     }
 

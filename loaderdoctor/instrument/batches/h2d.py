@@ -175,8 +175,10 @@ class _Patch:
     @classmethod
     def put(cls) -> None:
         names: tuple[CallName, ...] = ("to", "cuda", "copy_")
-        for name in names:
-            original = getattr(Tensor, name)
+        # All before the first is replaced: each look at a class that was just changed numbers it
+        # anew, and from Python 3.13 on a class has a thousand numbers in all.
+        originals = {name: getattr(Tensor, name) for name in names}
+        for name, original in originals.items():
             if name in Tensor.__dict__:
                 cls.before[name] = Tensor.__dict__[name]
             setattr(Tensor, name, _Method(name, original))

@@ -19,7 +19,7 @@ import numpy as np
 
 from loaderdoctor.instrument.recording import queue_fill
 from loaderdoctor.instrument.recording.collections import CollectionTimes
-from loaderdoctor.instrument.recording.dry import SAMPLE_EVERY, DryProbe
+from loaderdoctor.instrument.recording.dry import DryProbe, sample_every
 from loaderdoctor.instrument.recording.step_marks import StepMarks
 from loaderdoctor.instrument.recording.stretch import (
     N_LAST,
@@ -48,9 +48,13 @@ BEAT_NS: Final = 2_000_000_000
 # Marks summed up at a time, for loops of very short steps.
 MAX_MARKS: Final = 16_384
 MIN_TYPICAL: Final = 8  # steps, for a median of them
-# Copies are seen in one step in so long. Putting a hook on the loop's calls and taking it away cost
-# 400 us on an H200 (benchmarks/run_overhead.py: 30 us a step in every thirteenth of 0.3 ms).
+# Copies are seen in one step in so long, and in twice that after each COPIES_LOOKS: their mean is
+# told of the whole run. Putting a hook on the loop's calls and taking it away cost 400 us on an
+# H200 (benchmarks/run_overhead.py: 30 us a step in every thirteenth of 0.3 ms). From Python 3.13
+# on, a class that was changed a thousand times has its methods cached no more: this makes a few
+# changes a look, some 80 looks a week.
 COPIES_NS: Final = 200_000_000
+COPIES_LOOKS: Final = 4
 # A block is what change points are told from: enough steps for a median, long enough to average
 # over the scheduler, and soon enough for a change to be named within 200 steps or 30 s.
 BLOCK_NS: Final = 250_000_000
@@ -105,7 +109,7 @@ class Recorder:
         self._dry: DryProbe | None = None
         self._copies: CopyProbe | None = None
         # Numbers of marks at which the tuner has to hear of them, and the device is looked at.
-        self._hear_at, self._sample_at = 1, SAMPLE_EVERY
+        self._hear_at = self._sample_at = 1
         self._sent_ns = 0
         self._clocks = (0, 0)  # CPU time at the last beat: process, thread
         self._faults: tuple[int, int] | None = None
@@ -199,16 +203,17 @@ class Recorder:
         marks, tuner = self._marks, self._tuner
         add, dry, copies = marks.add, self._dry, self._copies
         sampled = False
-        copies_due_ns = 0
+        copies_due_ns = n_looks = 0
 
         def fetched(batch: Any) -> None:
-            nonlocal sampled, copies_due_ns
+            nonlocal sampled, copies_due_ns, n_looks
             window.watch_batch = None
             if dry is not None and copies is not None:
                 dry.after_fetch()
                 now = perf_counter_ns()
                 if now >= copies_due_ns:
-                    copies_due_ns = now + COPIES_NS
+                    copies_due_ns = now + (COPIES_NS << n_looks // COPIES_LOOKS)
+                    n_looks += 1
                     copies.begin()
                     sampled = True
                     marks.left = 0  # to the next boundary, and no further
@@ -230,7 +235,7 @@ class Recorder:
                     window.watch_batch = None
                     dry.cancel()
                 if n >= self._sample_at:
-                    self._sample_at = n + SAMPLE_EVERY
+                    self._sample_at = n + sample_every(self._typical_ns)
                     dry.before_fetch()
                     window.watch_batch = fetched
                 left = min(left, self._sample_at)

@@ -9,7 +9,7 @@ import pytest
 from loaderdoctor.advice.trace_advice import trace_advice
 from loaderdoctor.attribution.combine import facts_of_trace
 from loaderdoctor.attribution.verdict import judge_trace
-from loaderdoctor.facts.trace import TraceFacts
+from loaderdoctor.facts.trace import ProfilerFacts, TraceFacts
 from loaderdoctor.findings.find import find
 from loaderdoctor.findings.model import Kind
 from tests.findings.builders import copy_facts, shares, trace
@@ -130,7 +130,7 @@ def test_what_gains_most_at_best_comes_first() -> None:
     facts = facts_of_trace(seen)
     bounds = [way.bound_ms or 0.0 for way in trace_advice(facts, find(facts), "copy")]
     assert bounds == sorted(bounds, reverse=True)
-    assert bounds[0] == pytest.approx(3.0)
+    assert bounds[0] == pytest.approx(3.0 + 0.6)  # fewer tensors are received for less, too
 
 
 def test_fewer_bytes_are_advised_for_large_copies_only() -> None:
@@ -159,3 +159,43 @@ def test_while_the_loop_waits_for_its_workers_nothing_else_gains() -> None:
     pinning = next(way for way in ways if way.axis == "pin_memory")
     assert pinning.bound_ms == 0.0
     assert "Gains nothing while the loop waits for its workers" in str(pinning.caution)
+
+
+def recorded(n_ms: float) -> ProfilerFacts:
+    """Of which recording may have taken so much."""
+    return ProfilerFacts(
+        n_ops=400.0, n_frames=0.0, n_memory_events=0.0, least_ms=0.5 * n_ms, likely_ms=0.7 * n_ms,
+        most_ms=n_ms,
+    )  # fmt: skip
+
+
+def bound_of(seen: TraceFacts, axis: str) -> float | None:
+    facts = facts_of_trace(seen)
+    ways = trace_advice(facts, find(facts), judge_trace(seen)[0])
+    return next(way.bound_ms for way in ways if way.axis == axis)
+
+
+def test_at_best_no_step_is_recorded() -> None:
+    launching = changed(WAITING, shares=shares(input_=0.6, host=0.3), host_exposed_ms=3.0)
+    slowed = replace(launching, host=replace(launching.host, profiler=recorded(2.0)))
+    assert bound_of(launching, "num_workers") == pytest.approx(6.0)
+    assert bound_of(slowed, "num_workers") == pytest.approx(8.0)
+    # A device that computes is not slowed by it, but for what it waits for the host.
+    busy = replace(WAITING, host=replace(WAITING.host, profiler=recorded(2.0)))
+    assert bound_of(busy, "num_workers") == pytest.approx(6.2)
+
+
+def test_other_copies_may_end_the_silence_behind_them() -> None:
+    blocking = copy_facts(exposed_ms_per_step=3.0, host_blocked_ms_per_step=2.0)
+    seen = trace(shares=shares(copy=0.3, host=0.2), copies=(blocking,))
+    still = changed(seen, copies=(replace(blocking, silent_after_ms_per_step=1.5),))
+    before, after = (bound_of(x, "non_blocking") for x in (seen, still))
+    assert before is not None and after == pytest.approx(before + 1.5)
+
+
+def test_workers_that_share_the_cpus_with_the_computing_have_no_bound() -> None:
+    on_cpu = changed(WAITING, has_accelerator=False)
+    assert titles(on_cpu)[0] == "Give the loader more workers"
+    assert bound_of(on_cpu, "num_workers") is None
+    alone = changed(on_cpu, fetch_kind="single-process")
+    assert bound_of(alone, "num_workers") is not None

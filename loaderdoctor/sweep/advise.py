@@ -111,12 +111,14 @@ def verdict_of_sweep(ranking: Ranking) -> str:
         label = ranking.results[ranking.candidate].settings.label()
         gain = fmt.ms(ranking.gain_ms.value, interval(ranking.gain_ms))
         longer = "Measure longer with --budget, on a quiet machine, to know."
+        simplest = "is the simplest of those that did best"
+        did = "did best" if ranking.candidate == ranking.best else simplest
         if not ranking.confirmed:
             return (
-                f"No setting is shown to help: {label} did best, by {gain} a step in the rounds, "
+                f"No setting is shown to help: {label} {did}, by {gain} a step in the rounds, "
                 f"but too little was measured to confirm it. {longer}"
             )
-        again = f"{label} did best, but measured again next to the loop's own settings it gains"
+        again = f"{label} {did}, but measured again next to the loop's own settings it gains"
         if ranking.gain_share.low > 0:
             return f"No setting gains enough to be worth it: {again} {gain} a step."
         if ranking.gain_share.high < 0:

@@ -25,6 +25,7 @@ from loaderdoctor.instrument.wire.protocol import (
     Note,
     Progress,
     TrainingBegan,
+    WindowDone,
     WindowRequest,
 )
 from loaderdoctor.instrument.wire.records import BoundaryRecord, PassRecord, ScriptRecord
@@ -58,7 +59,7 @@ class MeasuresWindows(Protocol):
 
     def batches_per_cycle(self, request: WindowRequest | None) -> int: ...
 
-    def measure(self, request: WindowRequest) -> Generator[None, int, None]: ...
+    def measure(self, request: WindowRequest) -> Generator[None, int, WindowDone]: ...
 
 
 class Recording(Protocol):

@@ -67,3 +67,56 @@ def test_the_noise_of_epochs_is_that_of_runs_where_these_differ_by_more() -> Non
     assert 0.005 < within < 0.01
     _, between = dlio.mean_and_noise([[0.4, 0.4], [0.5, 0.5]])
     assert between == pytest.approx(0.1)
+
+
+class Recorded:
+    """Stands for DLIO: epochs of a hundred steps that wait for a tenth, and a report of them."""
+
+    def __init__(self, work: Path, share: float, claim: tuple[float, float]) -> None:
+        self.work, self.share, self.claim = work, share, claim
+        self.asked: list[int] = []
+
+    def generate(self, workload: object) -> None:
+        pass
+
+    def run(self, workload: object, what: str, more: dict[str, int]) -> Path:
+        self.asked.append(more["train.epochs"])
+        steps = {"compute": [0.09] * 100, "load": [0.01] * 100, "proc": [0.1] * 100}
+        one = {"au": {"block1": 90.0}, **{k: {"block1": v} for k, v in steps.items()}}
+        output = self.work / what
+        output.mkdir()
+        found = {str(i + 1): one for i in range(more["train.epochs"])}
+        (output / "0_output.json").write_text(json.dumps(found))
+        return output
+
+    def diagnose(self, workload: object, budget_s: float) -> tuple[dict[str, object], str]:
+        claims = {"input_ms": [100 * self.share, [100 * x for x in self.claim]]}
+        report = {
+            "shares": {"input": self.share},
+            "step": {"wall_ms": 100.0},
+            "ablation": {"ci_ms": {"input_ms": [-30.0, 50.0]}, "claims": claims},
+            "verdict": {"bound": "unknown", "severity": "none", "summary": ""},
+            "findings": [{"kind": "too-few-workers"}],
+        }
+        return report, "No training seen"
+
+
+@pytest.mark.parametrize(
+    ("share", "claim", "agrees", "decides"),
+    [
+        (0.12, (0.09, 0.14), True, True),
+        (0.30, (0.25, 0.35), False, True),
+        (0.30, (0.0, 0.35), True, False),
+    ],
+)
+def test_a_row_stands_beside_dlio_by_what_is_claimed(
+    tmp_path: Path, share: float, claim: tuple[float, float], agrees: bool, decides: bool
+) -> None:
+    recorded = Recorded(tmp_path, share, claim)
+    row = dlio.row_of(recorded, dlio.WORKLOADS[0], 30.0, None)
+    assert recorded.asked == [4, 4]  # 10 s an epoch: two of them, and never fewer than at first
+    assert (row["au"], row["waited"]) == (pytest.approx(0.9), pytest.approx(0.1))
+    assert (row["agrees"], row["agrees_with_waiting"], row["decides"]) == (agrees, agrees, decides)
+    said = dlio.line(row)
+    assert f"| {100 * (1 - share):.1f} |" in said and ("**no**" in said) is not agrees
+    assert json.loads(json.dumps(row))["input"]["share"] == share

@@ -137,7 +137,8 @@ def without_neighbours(
     Workers that are all idle most of the time have their batches ready. Receiving one then takes
     its CPU time; what the loop waits beyond it, it or its worker waits for a CPU, as all of the
     step does, and no setting of a loader changes that. One that is busy makes the loop wait itself,
-    however idle others are whose shards have come to their end. Of any wait, with workers or
+    however idle others are whose shards have come to their end; so does one that makes a batch
+    while the loop waits for it, as where batches come in bursts. Of any wait, with workers or
     without, other programs have their part of what the thread stood ready without a CPU.
     Where an epoch begins no batch lies ready: what its workers' start takes is the loader's.
     """
@@ -152,6 +153,7 @@ def without_neighbours(
     if seen.got_ms is not None and idle is not None and idle >= READY_IDLE_SHARE:
         own, parted = seen.got_ms.plus(seen.boundary_ms), False
         own = replace(own, low=max(0.0, own.low), high=max(own.high, most.high))
+        own = max(own, _while_made(most, workers), key=lambda one: one.value)
     elif seen.unqueued_ms is not None and seen.queued_ms is not None:
         own, parted = _with_part(seen.unqueued_ms, seen.queued_ms, 1.0 - theirs), True
     else:
@@ -163,6 +165,14 @@ def without_neighbours(
         mechanisms=replace(seen, wait_ms=replace(own, n=most.n), parted=parted),
         neighbours_ms=most.value - own.value,
     )
+
+
+def _while_made(wait: Estimate, workers: WorkerFacts | None) -> Estimate:
+    """Of the wait what a worker made that very batch in; it may have stood ready meanwhile too."""
+    if workers is None or workers.unready_share is None:
+        return replace(wait, value=0.0, low=0.0)
+    part = workers.unready_share * (1.0 - min(1.0, workers.run_wait_share or 0.0))
+    return replace(wait, value=part * wait.value, low=max(0.0, part * wait.low))
 
 
 def _with_part(least: Estimate, rest: Estimate, part: float) -> Estimate:

@@ -148,6 +148,7 @@ def _facts(chosen: Selection, n_steps: int, sampled_in: Sequence[Selection]) -> 
         first_touch_ms=touched.first_ms if touched is not None else None,
         run_wait_share=_run_wait_share(chosen) if in_workers else None,
         receive_ms=_receive_ms(chosen) if in_workers else None,
+        unready_share=_unready_share(chosen) if in_workers else None,
         reads=_reads(chosen) if in_workers else None,
         collecting_ms=collecting_ms,
         full_collections=full_collections,
@@ -211,6 +212,16 @@ def _ready_ns(log: WorkerLog) -> NDArray[np.int64]:
         return ready_ns
     pinned = rows_of(batches.key, log.pins.key)
     return np.where(pinned >= 0, log.pins.end_ns[np.maximum(pinned, 0)], ready_ns)
+
+
+def _unready_share(chosen: Selection) -> float | None:
+    deliveries, batches = chosen.of_iterators(chosen.log.deliveries), chosen.log.batches
+    at = rows_of(deliveries.key, batches.key)
+    waits, at = deliveries.where(at >= 0), at[at >= 0]
+    waited_ns = (waits.end_ns - waits.start_ns).sum()
+    since = np.maximum(waits.start_ns, batches.begin_ns[at])
+    until = np.minimum(waits.end_ns, batches.end_ns[at])
+    return float(np.maximum(0, until - since).sum() / waited_ns) if waited_ns else None
 
 
 def _idle_share(chosen: Selection) -> float | None:

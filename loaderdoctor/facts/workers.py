@@ -108,6 +108,8 @@ class WorkerFacts:
     receive_ms: float | None = None
     # As `idle_share`, of the worker that was idle least; None: as there, or not told apart.
     least_idle_share: float | None = None
+    # Of the loop's waits, the part in which the batch it waits for was being made; None: as there.
+    unready_share: float | None = None
     reads: ReadFacts | None = None  # None: no workers, or the system does not count
     # Of making a batch, Python's garbage collector in the worker; how many full ones a batch.
     collecting_ms: float | None = None  # None: no workers, or not recorded

@@ -143,6 +143,23 @@ def test_batches_that_lay_ready_are_waited_for_because_of_the_neighbour() -> Non
     assert "waits for its batches, 12.9 ms a step is waiting for a CPU" in text
 
 
+def test_bursts_of_a_worker_that_idles_otherwise_stay_the_loaders() -> None:
+    # `buckets`: 32 samples read ahead of eight batches. Its worker idles 57 % of the time, and the
+    # loop waits for the first of the eight while it reads.
+    reading = workers(idle_share=0.57, unready_share=0.9, run_wait_share=0.0)
+    claim = claimed(without_neighbours(BESIDE, other(1.6), reading, 2.0))
+    assert claim is not None and claim.input_ms is not None
+    assert claim.input_ms.low == pytest.approx(3.0)  # of the rounds
+    assert claim.input_ms.value == pytest.approx(0.9 * 15.4, rel=0.15)
+    assert claim.neighbours_ms == pytest.approx(0.1 * 15.4)
+    ready = workers(idle_share=0.98, unready_share=0.05, run_wait_share=0.0)
+    claim = claimed(without_neighbours(BESIDE, other(1.6), ready, 2.0))
+    assert claim is not None and claim.neighbours_ms == pytest.approx(12.9)
+    late = workers(idle_share=0.98, unready_share=0.9, run_wait_share=0.95)  # it has no CPU
+    claim = claimed(without_neighbours(BESIDE, other(1.6), late, 2.0))
+    assert claim is not None and claim.neighbours_ms == pytest.approx(12.9)
+
+
 def test_workers_that_start_each_epoch_are_no_neighbours_doing() -> None:
     # `three_loaders_short_epochs`: 342 ms at each boundary of 4 steps, its workers idle between.
     starting = replace(

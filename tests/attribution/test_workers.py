@@ -105,6 +105,20 @@ def test_a_fast_loop_keeps_workers_busy_and_a_slow_one_leaves_them_idle(tmp_path
     assert 0.5 < idle.least_idle_share <= idle.idle_share
 
 
+def test_what_the_loop_waits_while_its_batch_is_made_is_told_from_ready_batches(
+    tmp_path: Path,
+) -> None:
+    dataset = cases.Sleeping(n=16, sleep_s=0.02)
+    slow, _, _ = facts_of(tmp_path / "a", lambda w: w.epoch(cases.loader(dataset, num_workers=1)))
+    ready, _, _ = facts_of(
+        tmp_path / "b", lambda w: w.epoch(cases.loader(dataset, num_workers=1), step_s=0.2)
+    )
+    none, _, _ = facts_of(tmp_path / "c", lambda w: w.epoch(cases.loader(dataset)))
+    assert slow.unready_share is not None and slow.unready_share > 0.3
+    assert ready.unready_share is not None and ready.unready_share < slow.unready_share
+    assert none.unready_share is None
+
+
 def test_head_of_line_is_the_wait_for_a_slow_batch_as_far_as_workers_stood_idle(
     tmp_path: Path,
 ) -> None:

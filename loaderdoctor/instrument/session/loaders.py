@@ -9,6 +9,8 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
+
 from loaderdoctor.instrument.session.feed import bypass, bypassed
 from loaderdoctor.instrument.session.loader_state import LoaderState
 from loaderdoctor.instrument.system.interpreter import Site, user_site
@@ -118,10 +120,13 @@ def _earlier(
     """The one of these states of one place that this loader is rebuilt of; None: of none.
 
     The same calls lead there, or the same samples are drawn alike. A dataset that grows from epoch
-    to epoch stays one loader; training and validation through one helper are two.
+    to epoch stays one loader, and so does one whose batches grow; training and validation through
+    one helper are two.
     """
     record = loader_record(loader, site.label, site)
     alike = [s for s in dead if _drawn_alike(s.record, record)]
+    if not alike:
+        alike = [s for s in dead if s.site.callers == site.callers and _resized(s.record, record)]
     for state in alike:
         if state.site.callers == site.callers:
             return state
@@ -129,6 +134,12 @@ def _earlier(
         if state.record.n_samples == record.n_samples:
             return state
     return dead[0] if dead and n_same >= MAX_SAME_PLACE else None
+
+
+def _resized(a: LoaderRecord, b: LoaderRecord) -> bool:
+    """Whether they give the same samples, drawn alike, in batches of another size."""
+    resized = structs.replace(a, batch_size=b.batch_size)
+    return a.n_samples == b.n_samples and _drawn_alike(resized, b)
 
 
 def _drawn_alike(a: LoaderRecord, b: LoaderRecord) -> bool:

@@ -94,6 +94,21 @@ def test_a_dataset_that_grows_from_epoch_to_epoch_stays_one_loader() -> None:
     assert [x.role for x in watched.ended.loaders] == ["train"]
 
 
+def test_batches_that_grow_from_stage_to_stage_come_of_one_loader() -> None:
+    trainer, data = Trainer(), Numbers(48)
+
+    def loop() -> None:
+        for stage in range(12):
+            for x, _ in DataLoader(data, batch_size=2 + 2 * (stage % 3), shuffle=True):
+                trainer.step(x)
+            with torch.no_grad():
+                for x, _ in DataLoader(data, batch_size=4):
+                    trainer.model(x)
+
+    watched = watch(loop, WindowRequest(id=1, mode="plain", n_steps=60))
+    assert [x.role for x in watched.ended.loaders] == ["train", "other"]
+
+
 @pytest.mark.parametrize("rebuilt", [False, True])
 def test_epochs_of_a_loader_built_for_each_are_told_from_those_of_one(rebuilt: bool) -> None:
     trainer = Trainer()

@@ -69,6 +69,75 @@ def _bound(target: ast.expr, value: ast.expr, name: str) -> Iterator[ast.expr]:
         yield value
 
 
+def key_of(source: Source, held: ast.Name, key: str) -> ast.expr | None:
+    """What the one dict that the name holds has under this key; None where more may change it."""
+    scope = source.function(held) or source.tree
+    values = list(values_of(scope, held.id))
+    if len(values) != 1:
+        return None
+    for node in ast.walk(scope):
+        if isinstance(node, ast.Call) and held.id in [ast.unparse(x) for x in node.args]:
+            return None
+        target = node.value if isinstance(node, (ast.Subscript, ast.Attribute)) else None
+        if not isinstance(target, ast.Name) or target.id != held.id:
+            continue
+        if isinstance(node, ast.Subscript):
+            set_to = text_of(node.slice)
+            if isinstance(node.ctx, ast.Store) and set_to in (key, None):
+                return None
+        elif isinstance(node, ast.Attribute) and node.attr in ("update", "setdefault", "pop"):
+            call = source.parents.get(node)
+            given = call.args if isinstance(call, ast.Call) else []
+            names = [k.arg for k in call.keywords] if isinstance(call, ast.Call) else [None]
+            if {key, None} & {*names, *map(text_of, given)}:
+                return None
+    made = values[0]
+    pairs: list[tuple[str | None, ast.expr]] = []
+    if isinstance(made, ast.Call) and called_name(made) == "dict" and not made.args:
+        pairs = [(k.arg, k.value) for k in made.keywords]
+    elif isinstance(made, ast.Dict):
+        pairs = [(text_of(k), value) for k, value in zip(made.keys, made.values, strict=True)]
+    if any(name is None for name, _ in pairs):
+        return None
+    return next((value for name, value in pairs if name == key), None)
+
+
+def given_of(source: Source, call: ast.Call, key: str) -> ast.expr | None:
+    """What the call gives for this parameter by its name, or by one of its `**kwargs`."""
+    found = [k.value for k in call.keywords if k.arg == key]
+    unpacked = [k.value for k in call.keywords if k.arg is None]
+    held = (key_of(source, x, key) for x in unpacked if isinstance(x, ast.Name))
+    found += [x for x in held if x is not None]
+    return found[0] if len(found) == 1 else None
+
+
+def part_returned(sources: Iterable[Source], source: Source, root: ast.Name) -> ast.expr | None:
+    """What `args, text = parse()` puts into the name, where `parse` returns `args, text` once."""
+    scope = source.function(root) or source.tree
+    for node in ast.walk(scope):
+        parts = node.targets[0] if isinstance(node, ast.Assign) else None
+        call = node.value if isinstance(node, ast.Assign) else None
+        if not isinstance(parts, ast.Tuple) or not isinstance(call, ast.Call):
+            continue
+        names = [ast.unparse(x) for x in parts.elts]
+        made = [
+            x
+            for s in sources
+            for x in ast.walk(s.tree)
+            if isinstance(x, ast.FunctionDef) and x.name == called_name(call)
+        ]
+        if names.count(root.id) != 1 or len(made) != 1:
+            continue
+        returned = [x.value for x in ast.walk(made[0]) if isinstance(x, ast.Return)]
+        whole = returned[0] if len(returned) == 1 else None
+        if not isinstance(whole, ast.Tuple) or len(whole.elts) != len(names):
+            return None
+        part = whole.elts[names.index(root.id)]
+        values = list(values_of(made[0], part.id)) if isinstance(part, ast.Name) else [part]
+        return values[0] if len(values) == 1 else None
+    return None
+
+
 def of_self(source: Source, name: str) -> ast.expr | None:
     """What a class assigns to `self.NAME`."""
     values = list(values_of(source.tree, f"self.{name}", deep=True))

@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from loaderdoctor.advice.assigned import key_of
 from loaderdoctor.advice.code import LOADER_PARAMETERS, TRAINING_ARGUMENTS, loader_arguments
 from loaderdoctor.advice.option import Option
 from loaderdoctor.advice.options import option_of
@@ -106,7 +107,9 @@ def _option_of_argument(facts: Facts, name: str) -> Option | None:
         option = None
         if node is not None:
             one_rank = facts.script is not None and facts.script.n_ranks == 1
-            option = option_of(sources, made.source, node, one_rank=one_rank)
+            option = option_of(
+                sources, made.source, node, one_rank=one_rank, callers=loader.callers
+            )
         if option is not None and unpacked and "hydra" in made.source.text:
             # The configuration may not have this key yet: `++` sets it either way.
             option = replace(option, names=tuple(f"++{key}" for key in option.names))
@@ -115,8 +118,10 @@ def _option_of_argument(facts: Facts, name: str) -> Option | None:
 
 
 def _unpacked(source: Source, call: ast.Call, name: str) -> ast.expr | None:
-    """`cfg.loader.num_workers` of `DataLoader(dataset, **cfg.loader)`."""
+    """`cfg.loader.num_workers` of `DataLoader(dataset, **cfg.loader)`; what `**kwargs` holds."""
     unpacked = [k.value for k in call.keywords if k.arg is None]
+    if len(unpacked) == 1 and isinstance(unpacked[0], ast.Name):
+        return key_of(source, unpacked[0], name)
     if len(unpacked) != 1 or not isinstance(unpacked[0], ast.Attribute):
         return None
     text = f"{source.code(unpacked[0])}.{name}"

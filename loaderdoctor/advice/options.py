@@ -15,7 +15,9 @@ from loaderdoctor.advice.assigned import (
     binds,
     constant,
     default_of,
+    given_of,
     of_self,
+    part_returned,
     path_of,
     text_of,
     values_of,
@@ -25,23 +27,31 @@ from loaderdoctor.advice.source import Source, called_name
 
 # An alias of an alias of an alias is followed so far.
 MAX_DEPTH = 8
+Places = Sequence[tuple[str, int]]  # files and lines
 _GETENV = ("os.environ.get", "environ.get", "os.getenv", "getenv")
 
 
 def option_of(
-    sources: Sequence[Source], source: Source, node: ast.expr, *, one_rank: bool = False
+    sources: Sequence[Source],
+    source: Source,
+    node: ast.expr,
+    *,
+    one_rank: bool = False,
+    callers: Places = (),
 ) -> Option | None:
     """The option whose value, unchanged, this expression is; None where there is none.
 
-    `one_rank`: the script ran as one, so what it does for several was not done.
+    `one_rank`: the script ran as one, so what it does for several was not done. `callers`: calls
+    through which the expression was reached; a function may have others.
     """
-    return _Finder(sources, one_rank).of(source, node, 0)
+    return _Finder(sources, one_rank, callers).of(source, node, 0)
 
 
 class _Finder:
-    def __init__(self, sources: Sequence[Source], one_rank: bool) -> None:
+    def __init__(self, sources: Sequence[Source], one_rank: bool, callers: Places) -> None:
         self._sources = sources
         self._one_rank = one_rank
+        self._callers = callers
 
     def of(self, source: Source, node: ast.expr, depth: int) -> Option | None:
         if depth > MAX_DEPTH:
@@ -134,10 +144,11 @@ class _Finder:
             for call in x.calls()
             if called_name(call) == function.name
         ]
+        calls = [x for x in calls if len(calls) == 1 or x[0].holds(x[1], self._callers)]
         if len(calls) != 1:
             return None
         at, call = calls[0]
-        named = next((k.value for k in call.keywords if k.arg == parameter.arg), None)
+        named = given_of(at, call, parameter.arg)
         if named is None:
             names = [x.arg for x in (*function.args.posonlyargs, *function.args.args)]
             if names and names[0] in ("self", "cls"):
@@ -234,6 +245,8 @@ class _Finder:
             value = self._assigned(source, root, path[0])
             if value is None:
                 value = self._passed(source, root, path[0])
+            if isinstance(value, ast.Constant):
+                value = part_returned(self._sources, source, root)
         while isinstance(value, ast.Call) and called_name(value) in ("vars", "asdict", "Namespace"):
             if not value.args:
                 return None

@@ -41,6 +41,11 @@ class Source:
         """`train.py`."""
         return PurePath(self.path.replace("\\", "/")).name
 
+    def holds(self, call: ast.Call, places: Iterable[tuple[str, int]]) -> bool:
+        """Whether one of these files and lines lies in this file's call."""
+        last = call.end_lineno or call.lineno
+        return any(file == self.path and call.lineno <= line <= last for file, line in places)
+
     @cached_property
     def parents(self) -> Mapping[ast.AST, ast.AST]:
         """What each node stands in."""

@@ -387,3 +387,56 @@ def test_the_command_is_printed_whole_and_means_what_was_advised() -> None:
     parser.add_argument("--data")
     parsed = parser.parse_args(words[2:])
     assert (parsed.workers, parsed.data) == (9, long)
+
+
+# As timm's train.py has it: a tuple of options, `**kwargs`, and one helper for both loaders.
+TWO_CALLS = """
+def parse():
+    p = argparse.ArgumentParser()
+    p.add_argument("-j", "--workers", type=int, default=4)
+    args = p.parse_args()
+    return args, "text of them"
+def create(data, batch_size=8, num_workers=1, pin=False):
+    loader_args = dict(num_workers=num_workers, persistent_workers=False)
+    loader_args.update(batch_size=batch_size)
+    loader_args["pin_memory"] = pin
+    return DataLoader(data, **loader_args)  # train loader
+def main():
+    args, args_text = parse()
+    more = dict(num_workers=args.workers)
+    loader = create([0.0] * 32, **more)
+    other = create([0.0] * 32, num_workers=min(2, args.workers))
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "options"),
+    [
+        ("", "", ("-j 9",)),
+        ('loader_args["pin_memory"]', 'loader_args["num_workers"]', None),
+        ("loader_args.update(batch_size=batch_size)", "change(loader_args)", None),
+        ("loader_args.update(batch_size=batch_size)", "loader_args.update(data[0])", None),
+        ("**more)", "**more, **dict(args.more))", ("-j 9",)),
+        ("**more)", "num_workers=min(args.workers, 8))", None),
+        ('return args, "text of them"', "return parts(args)", None),
+    ],
+)
+def test_of_a_helper_that_is_called_twice_the_call_under_way_counts(
+    old: str, new: str, options: tuple[str, ...] | None
+) -> None:
+    text = TWO_CALLS.replace(old, new) if old else TWO_CALLS
+    facts = started(text, "-j", "4")
+    assert facts.script is not None
+    (path,) = facts.script.sources
+    at = [i for i, line in enumerate((HEAD + text).split("\n"), 1) if "= create(" in line]
+    reached = replace_callers(facts, ((path, at[0]),))
+    found = rerun(reached, NINE)
+    assert (found.options if found is not None else None) == options
+    assert rerun(facts, NINE) is None  # which of the two calls is not known
+    assert rerun(replace_callers(facts, ((path, at[1]),)), NINE) is None
+
+
+def replace_callers(facts: Facts, callers: tuple[tuple[str, int], ...]) -> Facts:
+    loaders = tuple(msgspec.structs.replace(x, callers=callers) for x in facts.loaders)
+    return replace(facts, loaders=loaders)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import threading
 import weakref
 from collections.abc import Sequence
@@ -165,6 +166,7 @@ def loader_record(
         id=id_,
         role="other",
         code=site.code,
+        callers=tuple((os.path.realpath(file), line) for file, line in site.callers),
         library=site.library,
         settings=loader_settings(loader),
         kind="iterable" if iterable else "map",

@@ -141,6 +141,8 @@ class LoaderRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     id: str  # "train.py:41": where it was built; "#2" appended where one line builds several
     role: Literal["train", "other"]  # fetched within the training step, or not
     code: str | None = None  # source line(s) of the construction
+    # File and line of the user's calls through which it was reached, innermost first.
+    callers: tuple[tuple[str, int], ...] = ()
     loop: str | None = None  # "train.py:57": where the loop last began to read it
     library: str | None = None  # what built it, where the user's code did not ("transformers")
     settings: Settings = Settings()

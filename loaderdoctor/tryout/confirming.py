@@ -11,7 +11,7 @@ from __future__ import annotations
 from loaderdoctor.findings.model import MIN_GAIN_SHARE
 from loaderdoctor.tryout import elimination, windows
 from loaderdoctor.tryout.known import Done, Known, Round, Window
-from loaderdoctor.tryout.ranking import MIN_PAIRS, Ranking
+from loaderdoctor.tryout.ranking import AFTER_EACH, MIN_PAIRS, Ranking
 from loaderdoctor.tryout.trials import Trial
 from loaderdoctor.tryout.windows import MIN_STEPS, WINDOW_S, Plan
 
@@ -23,9 +23,6 @@ MOST_PAIRS = 60
 # goes on until so many times the budget: with a gain of 10 % where windows vary by 10 %, 7 of 12
 # simulated sweeps named it within the budget, and "nothing" was the answer of 4.
 SECOND_CAP = 1.5
-# As long as rounds go on, a gain is shown by an interval this much wider: 95 % of one look is less
-# of many.
-AFTER_EACH = 1.25
 
 
 def confirmed(known: Known, last: Round | None) -> Round | Done:
@@ -42,7 +39,7 @@ def confirmed(known: Known, last: Round | None) -> Round | Done:
     done = len(known.trials[candidate].of("confirm"))
     if not plan or done >= n_most:
         return Done()
-    may_be_slow = ranking.looks_too_slow(candidate, perhaps=True)
+    may_be_slow = ranking.may_be_too_slow(candidate)
     is_open = may_be_slow or _gain_is_open(ranking)
     if done >= plan.n_rounds:
         if not is_open:
@@ -53,7 +50,8 @@ def confirmed(known: Known, last: Round | None) -> Round | Done:
             among = among[1:]
     if done >= MIN_PAIRS:
         round_s = sum(known.cost(trial).measurement_s(plan.window_s) for trial in among)
-        undecided = ranking.looks_too_slow(candidate) or _undecided(ranking)
+        slow = ranking.looks_too_slow(candidate) or ranking.may_be_too_slow(candidate, blind=True)
+        undecided = slow or _undecided(ranking)
         if round_s > _left_s(known, undecided=undecided, is_open=is_open):
             return Done()
     number = 1 if last is None else last.number + 1

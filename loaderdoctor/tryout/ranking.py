@@ -44,9 +44,11 @@ MIN_PAIRS = 3
 # answer is "nothing". Of 10 simulated sweeps of a loop that workers make 1.25 times as fast, at a
 # noise of 8 %, that was the answer of 5, now of 1.
 OF_GAIN = 0.25
-# A simpler setting is too slow where that is shown by an interval this much wider: whoever is the
-# fastest of many is so by luck as well, and beside it the simpler one is judged round by round.
+# A simpler setting is too slow in the rounds where that is shown by an interval this much wider:
+# whoever is the fastest of many is so by luck as well, and beside it both are measured again.
 SURELY = 1.5
+# Beside it, and of a gain there, by this much: 95 % of one look is less of one after each round.
+AFTER_EACH = 1.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,12 +69,17 @@ class Ranking:
     # How much slower than the best trials were in the rounds that confirm, as a part of it
     slower: Mapping[int, Estimate] = field(default_factory=dict)
 
-    def looks_too_slow(self, index: int, *, perhaps: bool = False) -> bool:
-        """Whether a trial ran slower than the best by more than simplicity is worth, or may."""
+    def looks_too_slow(self, index: int) -> bool:
+        """Whether a trial ran slower than the best by more than simplicity is worth."""
+        slower = self.slower.get(index)
+        return slower is not None and slower.value > SIMPLER_SHARE
+
+    def may_be_too_slow(self, index: int, *, blind: bool = False) -> bool:
+        """Whether it may be, as far as noise tells; `blind`: noise alone is more than that."""
         slower = self.slower.get(index)
         if slower is None:
             return False
-        return (slower.high if perhaps else slower.value) > SIMPLER_SHARE
+        return (slower.margin if blind else slower.high) > SIMPLER_SHARE
 
     def round_gain(self, index: int) -> Estimate | None:
         """Loop's own minus this trial by the ranking rounds alone, as wide as ties are judged.
@@ -241,7 +248,7 @@ def _beside(again: Sequence[ByRound], index: int, noise: Noise) -> dict[int, Est
 
 def _is_too_slow(slower: Estimate) -> bool:
     """Surely by more than simplicity is worth; after each of many rounds it is asked anew."""
-    return slower.value - SURELY * slower.margin > SIMPLER_SHARE
+    return slower.value - AFTER_EACH * slower.margin > SIMPLER_SHARE
 
 
 def _again(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from loaderdoctor.findings.model import MIN_GAIN_SHARE
 from loaderdoctor.tryout import elimination, windows
 from loaderdoctor.tryout.known import Done, Known, Round, Window
-from loaderdoctor.tryout.ranking import AFTER_EACH, MIN_PAIRS, Ranking
+from loaderdoctor.tryout.ranking import MIN_PAIRS, Ranking
 from loaderdoctor.tryout.trials import Trial
 from loaderdoctor.tryout.windows import MIN_STEPS, WINDOW_S, Plan
 
@@ -114,18 +114,10 @@ def _most(known: Known, plan: Plan, among: list[Trial]) -> int:
 def _undecided(ranking: Ranking) -> bool:
     """Whether the candidate's gain would matter, but may still be noise."""
     gain = ranking.gain_share
-    return gain is not None and gain.value >= MIN_GAIN_SHARE and not _is_shown(ranking)
+    return gain is not None and gain.value >= MIN_GAIN_SHARE and not ranking.worth_changing
 
 
 def _gain_is_open(ranking: Ranking) -> bool:
     """Whether noise leaves open that the candidate gains what matters, or that it does not."""
     gain = ranking.gain_share
-    return gain is not None and gain.high >= MIN_GAIN_SHARE and not _is_shown(ranking)
-
-
-def _is_shown(ranking: Ranking) -> bool:
-    """Whether the gain is beyond the noise, even of one that is asked for after each round."""
-    gain = ranking.gain_share
-    if gain is None or not ranking.worth_changing:
-        return False
-    return gain.value > AFTER_EACH * gain.margin
+    return gain is not None and gain.high >= MIN_GAIN_SHARE and not ranking.worth_changing

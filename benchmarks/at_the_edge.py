@@ -8,8 +8,8 @@ batches. Meant for one CPU more than workers. The truth is measured before and a
 `loaderdoctor diagnose`, as in truth.py; *supply* is the loader alone, over the step without it. A
 row is right where the input share is within 5 points of the truth or the noise of both, nothing is
 called input-bound, moderate or high, that the truth says costs less than 5 % with its noise, and
-where the report says that the workers only just keep up if their supply is 0.92 to 1, and does not
-say so below 0.8.
+where the report says that the workers only just keep up, or are late already, if their supply is
+0.92 to 1, and does not say so below 0.8.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def compared(
     )
     called = row["verdict"] in ("input moderate", "input high")
     wrongly = called and row["input_true"] + row["noise"] < POINTS
-    missed = AT_THE_EDGE[0] <= row["supply"] <= AT_THE_EDGE[1] and not (row["edge"] or called)
+    late = called or row["input_low"] >= POINTS  # it is said to wait already, whatever is larger
+    missed = AT_THE_EDGE[0] <= row["supply"] <= AT_THE_EDGE[1] and not (row["edge"] or late)
     row["right"] = within and not wrongly and not missed
     row["right"] &= not (row["edge"] and row["supply"] < TO_SPARE)
     environment = report["environment"]

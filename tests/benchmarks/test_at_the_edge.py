@@ -63,3 +63,5 @@ def test_a_share_far_off_and_a_verdict_on_nothing_are_wrong(edge: ModuleType) ->
     assert judged(edge, supply=1.2, waits=4.0, said=4.0, verdict=called)["right"]
     assert not judged(edge, supply=1.2, waits=4.0, said=0.0)["right"]
     assert not judged(edge, supply=1.0, said=0.8, verdict=called)["right"]
+    host = {"bound": "host", "severity": "high"}
+    assert judged(edge, supply=0.98, waits=1.6, said=1.6, verdict=host)["right"]

@@ -16,9 +16,9 @@ PAGE = PACKAGE.parent / "docs" / "architecture.md"
 
 # A room is a folder of `loaderdoctor/` (each of `instrument/`'s folders is one), or a module that
 # lies in `loaderdoctor/` itself. Each may import itself and what stands behind its name here.
-# `MEASURED`: what a measuring process sends, and the units, intervals and words of every stage.
-WORDS = {"errors", "setting_words", "settings", "combinations", "intervals", "units"}
-WORDS |= {"estimate"}
+# `WORDS` are free to all; beyond them each may import what it does import, and nothing else.
+# `MEASURED`: what a measuring process sends.
+WORDS = {"errors", "settings", "units", "estimate"}
 MEASURED = WORDS | {"wire"}
 EVIDENCE = MEASURED | {"facts"}
 JUDGED = EVIDENCE | {"format", "findings", "advice"}
@@ -39,33 +39,31 @@ MAY_IMPORT: dict[str, set[str]] = {
     "system": MEASURED,
     "command": MEASURED | {"system"},
     "workers": MEASURED | {"system"},
-    "batches": MEASURED | {"system", "workers"},
+    "batches": MEASURED | {"system"},
     "dataset": MEASURED | {"system", "workers", "batches"},
-    "trial": MEASURED | {"system", "workers", "batches", "dataset", "hazards"},
-    "handover": MEASURED | {"system", "workers", "batches", "dataset", "trial"},
+    "trial": MEASURED | {"system", "batches", "dataset", "hazards", "combinations"},
+    "handover": MEASURED | {"batches", "dataset", "trial"},
     "session": MEASURED | {"system", "workers", "batches", "dataset", "trial", "handover"},
-    "recording": MEASURED
-    | {"system", "workers", "batches", "trial", "session", "handover", "tuning"},
-    "entry": MEASURED
-    | {"system", "command", "workers", "batches", "dataset", "trial"}
-    | {"handover", "session", "recording"},
+    "recording": MEASURED | {"system", "batches", "trial", "session", "handover", "tuning"},
+    "entry": MEASURED | {"system", "command", "session", "recording"},
     # The pipeline behind it.
     "facts": MEASURED,
     "alerts": MEASURED | {"format"},
     "trace": WORDS,
-    "attribution": EVIDENCE | {"trace"},
+    "attribution": EVIDENCE | {"trace", "intervals"},
     "findings": EVIDENCE | {"format", "hazards"},
-    "advice": EVIDENCE | {"format", "findings", "hazards", "secrets"},
-    "report": JUDGED | {"trace", "secrets"},
+    "advice": EVIDENCE | {"format", "findings", "secrets", "combinations", "setting_words"},
+    "report": JUDGED | {"trace", "secrets", "setting_words"},
     # What drives it.
-    "proving": MEASURED | {"command", "format", "report", "secrets"},
+    "proving": MEASURED | {"command", "format", "report", "secrets", "setting_words"},
     "cluster": WORDS | {"system"},
     "tuning": WORDS,
-    "tryout": JUDGED | {"trace", "attribution", "command", "report"},
-    "diagnosis": JUDGED | {"trace", "attribution", "command", "report", "tryout"},
+    "tryout": JUDGED | {"attribution", "command", "report"},
+    "diagnosis": JUDGED
+    | {"trace", "attribution", "command", "report", "tryout", "combinations", "setting_words"},
     "sweep": JUDGED
-    | {"trace", "attribution", "command", "report", "tryout", "cluster"}
-    | {"recipes"},
+    | {"trace", "attribution", "command", "report", "tryout", "combinations", "setting_words"}
+    | {"cluster", "recipes"},
 }
 DRIVERS = {"commands", "cli", "api", "callbacks", "__main__"}  # these may import anything
 # Rooms of the measuring process that a command starts without torch.
@@ -128,6 +126,12 @@ def test_a_room_imports_only_what_it_may(room: str) -> None:
     for (importing, imported), where in arrows().items():
         if importing == room:
             assert imported in MAY_IMPORT[room] | {"top"}, where
+
+
+@pytest.mark.parametrize("room", sorted(MAY_IMPORT))
+def test_what_a_room_may_import_it_does_import(room: str) -> None:
+    unused = MAY_IMPORT[room] - {imported for importing, imported in arrows() if importing == room}
+    assert unused <= WORDS | {"wire"}, "what is allowed and not used is no wall"
 
 
 def test_no_two_rooms_import_each_other() -> None:
@@ -232,6 +236,29 @@ def test_every_module_that_the_page_names_is_there() -> None:
     }
     assert not gone
     assert len(named) > 50
+
+
+@cache
+def defined() -> frozenset[str]:
+    """Every name of the package's own: functions, classes, variables, parameters, modules."""
+    found = {part for module in modules() for part in module.split(".")}
+    for path in modules().values():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                found.add(node.name)
+            elif isinstance(node, ast.Name):
+                found.add(node.id)
+            elif isinstance(node, ast.arg):
+                found.add(node.arg)
+    return frozenset(found)
+
+
+def test_every_name_that_the_page_mentions_is_there() -> None:
+    mentioned = set(re.findall(r"`([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?:\(\))?`", PAGE.read_text()))
+    mentioned -= {"report.json", "CHANGELOG.md", "MAY_IMPORT"}  # two files; the table above
+    last = {re.sub(r"\.py$", "", name).rpartition(".")[2] for name in mentioned}
+    assert not last - defined()
+    assert len(mentioned) > 50
 
 
 def test_modules_stay_small() -> None:

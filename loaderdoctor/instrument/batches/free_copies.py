@@ -45,8 +45,8 @@ class FreeCopies(H2DHook):
         self._anywhere: dict[_Key, TensorPool] = {}
         self._buffers = _Buffers()
         # Of batches that come once, by where they lie on the host: each tensor there, its version,
-        # and the same on the device.
-        self._ahead: dict[int, tuple[Tensor, int, Tensor]] = {}
+        # and the same on the device; None once the loop was given that.
+        self._ahead: dict[int, tuple[Tensor, int, Tensor | None]] = {}
         self._counting = False
         self._short_of_memory = False
         self.hits = 0
@@ -61,7 +61,10 @@ class FreeCopies(H2DHook):
         why = (
             "device memory for ready copies is short"
             if self._short_of_memory
-            else ("shapes change from step to step, or the copies carry gradients or parameters")
+            else (
+                "shapes change from step to step, a batch is copied more than once, or the copies "
+                "carry gradients or parameters"
+            )
         )
         return f"{self.misses} of {total} copies could not be answered: {why}"
 
@@ -86,7 +89,8 @@ class FreeCopies(H2DHook):
     def copy_ahead(self, tensors: Iterable[Tensor]) -> None:
         """Copy host tensors of batches that the loop will get once; waits for the device.
 
-        Whoever moves one of them as it is gets the copy. Those beyond the budget are let through.
+        Who moves one of them as it is first gets the copy, to change as one of torch's; who moves
+        it again is let through, as are those beyond the budget.
         """
         self._ahead.clear()
         budget = self._new_budget()
@@ -124,9 +128,8 @@ class FreeCopies(H2DHook):
         ordinal = self._ordinal()
         if not _answerable(call):
             return self._let_through(call)
-        if self._ahead and (ready := self._copied_ahead(call)) is not None:
-            self.hits += self._counting
-            return ready
+        if self._ahead and (tensor := self._lies_ahead(call)) is not None:
+            return self._copied_ahead(call, tensor)
         key: _Key = (
             # A thread that begins no steps has no ordinal: the line that calls has to do.
             _calling_line() if ordinal is None else ordinal,
@@ -149,12 +152,12 @@ class FreeCopies(H2DHook):
             return pool.hand_out()
         return self._fill(call.target, place, pool)
 
-    def _copied_ahead(self, call: H2DCall) -> Tensor | None:
-        """The device's copy of the call's source, in its target where it has one."""
+    def _lies_ahead(self, call: H2DCall) -> Tensor | None:
+        """The host tensor that was copied ahead, where it is the call's source as it was."""
         source, found = call.source, self._ahead.get(call.source.data_ptr())
         if found is None:
             return None
-        tensor, version, moved = found
+        tensor, version, _ = found
         as_it_is = (
             source.shape == tensor.shape
             and source.stride() == tensor.stride()
@@ -162,9 +165,18 @@ class FreeCopies(H2DHook):
             and call.memory_format in (None, torch.preserve_format)
             and tensor._version == version  # which all that share its storage have
         )
-        if not as_it_is:
-            return None
+        return tensor if as_it_is else None
+
+    def _copied_ahead(self, call: H2DCall, tensor: Tensor) -> Tensor:
+        """The device's copy, in the call's target where it has one; the call itself without."""
+        place = tensor.data_ptr()
+        _, version, moved = self._ahead[place]
+        if moved is None:
+            return self._let_through(call)
+        self.hits += self._counting
         if call.target is None:
+            # The loop's own from here on: what it writes into it is in no other copy.
+            self._ahead[place] = (tensor, version, None)
             return moved
         raw_copy(call.target, moved)
         return call.target

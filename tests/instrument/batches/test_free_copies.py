@@ -60,12 +60,33 @@ def test_batches_that_come_once_are_answered_with_copies_made_ahead(copies: Copi
     for batch in batches:
         free.begin_step()
         handed_out = batch.detach()
-        assert handed_out.to(META).shape == handed_out.cpu().shape
         target = torch.empty_like(handed_out, device="meta")
         assert target.copy_(handed_out) is target
+        assert handed_out.to(META).shape == handed_out.cpu().shape
     free.remove()
     assert copies.n == 0
     assert (free.hits, free.misses, free.reason) == (10, 0, None)
+
+
+@pytest.mark.parametrize("change", ["mul_", "requires_grad_"])
+def test_a_batch_moved_twice_gives_two_tensors(copies: Copies, change: str) -> None:
+    free = FreeCopies(META)
+    free.install()
+    batches = [torch.full((n, 3), float(n)) for n in range(1, 6)]
+    free.copy_ahead(batches)
+    free.start_counting()
+    for batch in batches:
+        free.begin_step()
+        one, two = batch.to(META), batch.to(META)
+        version = two._version
+        one.mul_(2.0) if change == "mul_" else one.requires_grad_()
+        assert one is not two and one.untyped_storage()._cdata != two.untyped_storage()._cdata
+        assert (two._version, two.requires_grad) == (version, False)
+        target = torch.empty_like(batch, device="meta")
+        assert target.copy_(batch) is target  # not from what the loop has changed
+    free.remove()
+    assert (free.hits, free.misses, copies.n) == (5, 10, 10)
+    assert free.reason is not None and "copied more than once" in free.reason
 
 
 def test_what_the_loop_made_of_them_is_copied_as_it_is(copies: Copies) -> None:

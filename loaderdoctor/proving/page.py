@@ -8,7 +8,7 @@ from loaderdoctor.proving.judge import MAX_RATIO_KNOWN, Promise, Proof
 
 
 def headline(proof: Proof, *, promise: Promise | None = None) -> str:
-    """What the change brought, in a sentence."""
+    """What the change brought, in a sentence, and where losses can't be compared, in another."""
     ratio, faster = _ratio(proof.speed_up), proof.faster()
     if faster is None:
         said = f"No difference beyond the noise: {ratio} as fast"
@@ -16,13 +16,16 @@ def headline(proof: Proof, *, promise: Promise | None = None) -> str:
         said = f"{ratio} as fast"
     else:
         said = f"Slower: {ratio} as fast"
+    also = ""
+    if proof.differs_from_itself and proof.numerics == "unknown":
+        also = " Whether training stays the same can't be told: the script differs from itself."
     kept = proof.keeps(promise)
     if promise is None:
-        return f"{said}."
+        return f"{said}.{also}"
     if kept is None:
-        return f"{said}; too few turns to tell whether as promised ({promised(promise)})."
+        return f"{said}; too few turns to tell whether as promised ({promised(promise)}).{also}"
     word = "promised" if promise.is_gain else "expected"
-    return f"{said}; {'as' if kept else 'not as'} {word} ({promised(promise)})."
+    return f"{said}; {'as' if kept else 'not as'} {word} ({promised(promise)}).{also}"
 
 
 def promised(promise: Promise) -> str:

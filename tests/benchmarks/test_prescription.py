@@ -74,7 +74,10 @@ def test_a_row_holds_where_the_promise_and_the_losses_do(
     changed = PROOF | {"numerics": "changed"}
     assert prescription.held(row(changed)) is True  # by numerics, as the advice said
     assert prescription.held(row(changed | {"as_expected": False})) is False
-    assert prescription.held(row(PROOF | {"numerics": "unknown", "as_expected": None})) is False
+    unknown = PROOF | {"numerics": "unknown", "as_expected": None}
+    assert prescription.held(row(unknown)) is None  # as promised, and nothing known of the rest
+    assert prescription.held(row(unknown | {"promise_kept": False})) is False
+    assert prescription.held(row(unknown | {"as_expected": False})) is False  # samples are lost
     open_ = row(changed | {"as_expected": None})
     assert prescription.held(open_) is None
     failed, silent = row(None), row(PROOF, advises=False)
@@ -84,8 +87,8 @@ def test_a_row_holds_where_the_promise_and_the_losses_do(
     out = capsys.readouterr().out
     assert "| 1 by hand; num_workers=2 (now 0) | 10 → 5 | 2.10× | 2.00× [1.90, inf] |" in out
     assert "The changed script failed | **no** |" in out
-    assert "| not checked |" in out
-    assert "1 of 3 held; 1 not checked." in out
+    assert "| speed yes, training not known |" in out
+    assert "1 of 3 held; of 1 the speed alone, training is not known." in out
 
 
 def test_gpus_are_those_that_the_caller_may_use(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,16 @@ import msgspec
 import pytest
 
 from loaderdoctor.instrument.wire.channel import CheckedRun, CheckedStep
-from loaderdoctor.proving.judge import MAX_NOISE, Promise, Proof, agree, kept, proof, step_ms
+from loaderdoctor.proving.judge import (
+    MAX_NOISE,
+    TOLERANCE,
+    Promise,
+    Proof,
+    agree,
+    kept,
+    proof,
+    step_ms,
+)
 from loaderdoctor.proving.page import headline, markdown, rows
 from loaderdoctor.proving.record import record
 from loaderdoctor.proving.samples import Samples
@@ -115,6 +124,12 @@ def test_about_as_fast_is_kept_by_what_gains_nothing_and_broken_by_what_is_slowe
     slower = proved([10.0, 10.0, 10.0], [13.0, 13.1, 12.9])
     assert slower.keeps(promise) is False
     assert "not as expected" in headline(slower, promise=promise)
+    surely = proved([8.71, 8.76, 8.81], [10.0, 10.0, 10.0])  # by less than the tolerance
+    assert surely.faster() is False and surely.speed_up.value > 1 - TOLERANCE
+    assert surely.keeps(Promise(times=1.2, low=0.95, high=1.5)) is False
+    perhaps = proved([8.7, 9.5, 8.6], [9.0, 9.0, 9.8])
+    assert perhaps.faster() is None and perhaps.speed_up.value < 1.0
+    assert perhaps.keeps(Promise(times=1.2, low=0.95, high=1.5)) is True
     kept_record = record(same, changes="x", promise=promise)
     assert (kept_record.promised_gain, kept_record.promised_between) == (False, (0.7, 2.0))
     assert kept_record.sentence.startswith("x: expected about as fast, 1.20×, got 1.00×")
@@ -305,8 +320,24 @@ def test_a_script_that_differs_from_itself_proves_nothing_of_its_losses() -> Non
     turns.append((run(10.0, losses=noisy(2)), run(5.0, losses=noisy(3))))
     found = proof(turns)
     assert found is not None
-    assert found.numerics == "unknown"
-    assert "between two runs of the script as it is" in found.words
+    assert found.numerics == "unknown" and found.as_expected(None) is None
+    nothing = "; of losses nothing is known: two runs of the script as it is differ in them"
+    assert found.words == f"same batches{nothing}"
+    promise = Promise(times=2.1, low=1.8, high=2.4)
+    assert found.keeps(promise) is True  # the speed is told beside it
+    said = headline(found, promise=promise)
+    assert "; as promised (" in said
+    assert said.endswith(
+        " Whether training stays the same can't be told: the script differs from itself."
+    )
+    # Batches can be compared all the same.
+    fixed = (run(1.0, losses=noisy(4)), run(1.0, losses=noisy(5)))
+    turns = [(a, run(5.0, losses=noisy(6), inputs="other")) for a, _ in turns]
+    drawn = proof(turns, fixed=fixed)
+    assert drawn is not None and drawn.numerics == "unknown"
+    assert drawn.words == f"other random draws; with these fixed, same batches{nothing}"
+    lost = replace(drawn, samples=Samples(n=400, n_changed=380, n_lost=20))
+    assert lost.as_expected(None) is False
 
 
 def test_what_was_not_seen_is_not_said_to_be_the_same() -> None:

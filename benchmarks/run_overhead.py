@@ -22,7 +22,7 @@ import gc
 import os
 import random
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -39,7 +39,7 @@ from loaderdoctor.instrument.recording.recorder import Recorder
 from loaderdoctor.instrument.session.hooks import Hooks
 from loaderdoctor.instrument.session.session import Session
 from loaderdoctor.instrument.wire.channel import ToChild
-from loaderdoctor.instrument.wire.protocol import Beat, FromRun, Observed, WindowDone
+from loaderdoctor.instrument.wire.protocol import Beat, FromRun, Observed
 from loaderdoctor.settings import Settings
 
 BLOCK = 50
@@ -116,9 +116,9 @@ class Held(LoopTuner):
     def _refusal(self, settings: Settings) -> str | None:
         return "held for a benchmark"
 
-    def begin(self, seen: Sequence[WindowDone] = ()) -> None:
+    def begin(self) -> None:
         """The loop is warm."""
-        super().begin(seen)
+        super().begin()
         assert self._not_tuned is None, self._not_tuned
         if self._serving:
             assert self._handed is not None

@@ -24,7 +24,7 @@ class Budget:
     def __init__(self, loop: TunedLoop) -> None:
         self.costs = Costs(worker_start_ms=loop.worker_start_ms)
         self._loop = loop
-        self._epoch_at = loop.epoch_at  # steps of this epoch
+        self._epoch_at = 0  # steps of this epoch
 
     def moved(self, step: Step) -> None:
         """The loop made these."""

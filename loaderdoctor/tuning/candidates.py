@@ -35,7 +35,6 @@ class TunedLoop:
     has_accelerator: bool = False
     steps_per_epoch: int | None = None
     worker_start_ms: float | None = None  # what opening a pool takes for each worker, where seen
-    epoch_at: int = 0  # steps of the present epoch that were made before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

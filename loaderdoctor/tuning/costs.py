@@ -27,7 +27,6 @@ class Costs:
 
     saved_ms: float = 0.0  # against the loop's own pace; trying included
     run_ms: float = 0.0  # all steps
-    before_ms: float = 0.0  # those that were seen before tuning began
     _ended_ms: float = 0.0  # lost to trials that ended
     _trial_ms: float = 0.0  # by the one under way, beyond the best's pace; may be negative
     _steps_ms: float = 0.0  # the same of its own steps, without what opening it took
@@ -79,7 +78,7 @@ class Costs:
 
         `planned`: to something that has not begun.
         """
-        allowed_ms = MAX_LOST_SHARE * (self.before_ms + self.run_ms + n_more * best_ms)
+        allowed_ms = MAX_LOST_SHARE * (self.run_ms + n_more * best_ms)
         return (PLANNED_SHARE if planned else RUNNING_SHARE) * allowed_ms - self.lost_ms
 
     def opening_ms(self, settings: Settings, instead_of: Settings | None = None) -> float:

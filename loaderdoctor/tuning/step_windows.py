@@ -83,9 +83,8 @@ class Served:
 class Gathering:
     """Steps of one setting on their way to a window."""
 
-    def __init__(self, settings: Settings, skip: int, *, window_ms: float = WINDOW_MS) -> None:
+    def __init__(self, settings: Settings, skip: int) -> None:
         """`skip`: steps that still come from queues that filled up while nobody took from them."""
-        self._window_ms = window_ms
         self._cycle = max(1, settings.num_workers or 0)
         self._skip = skip
         self._ms = self._wait_ms = 0.0
@@ -101,7 +100,7 @@ class Gathering:
             return self._skip
         n, whole = self._n, MIN_STEPS
         if n:
-            whole = max(whole, math.ceil(self._window_ms * n / max(self._ms, 1e-3)))
+            whole = max(whole, math.ceil(WINDOW_MS * n / max(self._ms, 1e-3)))
         lacking = max(1, -(-whole // self._cycle) * self._cycle - n)
         return min(lacking, n) if n else lacking
 
@@ -115,7 +114,7 @@ class Gathering:
         self._ms += step.ms
         self._wait_ms += step.wait_ms
         self._n += step.n
-        if self._ms < self._window_ms or self._n < MIN_STEPS or self._n % self._cycle:
+        if self._ms < WINDOW_MS or self._n < MIN_STEPS or self._n % self._cycle:
             return None
         made = StepWindow(
             step_ms=self._ms / self._n,

@@ -11,7 +11,7 @@ so that a machine that became faster meanwhile is not taken for a gain.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from loaderdoctor.estimate import Estimate
@@ -25,9 +25,9 @@ from loaderdoctor.tuning.candidates import (
     candidates,
     on_the_way,
 )
-from loaderdoctor.tuning.judging import MAX_WINDOWS, MIN_GAIN_SHARE, WIDENING, judged
 from loaderdoctor.tuning.outcome import Ask, Outcome, State, Tried, Verdict, in_vain
 from loaderdoctor.tuning.step_windows import (
+    MIN_BOUNDARIES,
     MIN_STEPS,
     WINDOW_MS,
     Gathering,
@@ -38,16 +38,25 @@ from loaderdoctor.tuning.step_windows import (
     gained,
     is_slower,
     queued,
+    saves_boundaries,
 )
 
+# Shorter by less is not worth a change of settings, and would take long to prove.
+MIN_GAIN_SHARE = 0.02
 # Windows of the loop's own before anything is tried: with four, Student's factor is 3.2.
 MIN_OWN_WINDOWS = 4
 # The loop's first steps: caches, compilation, autotuning.
 WARM_UP_STEPS = 10
-# Where enough is known before: batches of these are what those of another pool are compared with.
-FIRST_STEPS = 6
+MIN_WINDOWS = 2
+MAX_WINDOWS = 10
 CONFIRM_WINDOWS = 3  # of each side in a round; so many rounds until it is left unproven:
 MAX_CONFIRMS = 3
+# Margins are widened by this: a trial is looked at after each of its windows, and is one of many.
+# Of 60 simulated trainings of 3,000 steps that nothing can help, 4 kept a setting for a while, and
+# none was proven against the loop's own (`tests/tuning/test_tuner.py` has eight of them).
+WIDENING = 2.0
+# A single window this much longer is no noise: the setting goes at once.
+HOPELESS = 1.5
 
 
 class Tuner:
@@ -77,7 +86,6 @@ class Tuner:
         self._chosen_at: int | None = None
         self._proven = False
         self._n_steps = 0
-        self._begins = False  # enough was known before the first step
         self._budget = Budget(loop)
         self._costs = self._budget.costs
         self._asked_at: int | None = None  # step behind which `wanted` was asked for; None: served
@@ -85,19 +93,6 @@ class Tuner:
         self._n_confirms = 0  # rounds next to the loop's own
         self._n_chosen_by = 0  # windows of the best that it was chosen by
         self._own_again, self._best_around = list[StepWindow](), list[StepWindow]()
-
-    def knows(self, windows: Sequence[StepWindow]) -> None:
-        """Windows of the loop's own settings that were measured before it was to be tuned.
-
-        Where they are enough, the first trial need not wait for others: a script of a few seconds
-        has some of its epochs left.
-        """
-        for window in windows:
-            self._own.add(window)
-            self._costs.before_ms += window.step_ms * window.n_steps
-        if len(windows) >= MIN_OWN_WINDOWS:
-            self._state, self._begins = "resting", True
-            self._gathering = Gathering(self._loop.own, FIRST_STEPS)
 
     @property
     def n_quiet(self) -> int:
@@ -128,9 +123,6 @@ class Tuner:
         if step.first:
             served.add_boundary(step.ms)
         window = self._gathering.add(step)
-        if self._begins and self._n_steps >= FIRST_STEPS:
-            self._begins = False
-            return self._next()
         if window is None:
             return self._cut_short()
         served.add(window)
@@ -218,12 +210,30 @@ class Tuner:
 
     def _judge(self, served: Served) -> Ask | None:
         """The trial has another window: keep it, drop it, or go on."""
-        found = judged(self._known[self._best], served, keeps_workers=self._keeps_workers)
-        if found is None:
-            return None
-        if found == "kept":
+        before = self._known[self._best]
+        now, was = served.step_ms(), before.step_ms(MAX_WINDOWS)
+        assert now is not None
+        assert was is not None
+        if self._keeps_workers and saves_boundaries(served, before):
             return self._keep()
-        self._give_up(self._wanted, found)
+        if now.value > HOPELESS * was.value:
+            self._give_up(self._wanted, "slower")
+            return self._next()
+        if len(served.windows) < MIN_WINDOWS:
+            return None
+        shorter = gained(before, served, MAX_WINDOWS)
+        gain, margin = shorter.value, WIDENING * shorter.margin
+        if gain - margin > 0 and gain >= MIN_GAIN_SHARE * was.value:
+            return self._keep()
+        shown = len(served.boundaries_ms) >= MIN_BOUNDARIES
+        if self._keeps_workers and not shown and gain + margin > 0:
+            return None  # what it saves shows at epochs' beginnings only
+        if gain + margin < MIN_GAIN_SHARE * was.value:
+            self._give_up(self._wanted, "slower")
+        elif len(served.windows) >= MAX_WINDOWS:
+            self._give_up(self._wanted, "not-separable")
+        else:
+            return None
         return self._next()
 
     @property

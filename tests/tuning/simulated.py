@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings
 from loaderdoctor.tuning.candidates import BatchCost, TunedLoop
-from loaderdoctor.tuning.step_windows import WINDOW_MS, Gathering, Step
-from loaderdoctor.tuning.tuner import MIN_OWN_WINDOWS, Tuner
+from loaderdoctor.tuning.step_windows import Step
+from loaderdoctor.tuning.tuner import Tuner
 
 BEAT_MS = 2000.0
 
@@ -150,28 +150,19 @@ class SimulatedLoop:
         refusal: Callable[[Settings], str | None] = lambda settings: None,
         each: Callable[[Tuner, Step], None] | None = None,
         together: bool = False,
-        n_before: int = 0,
     ) -> tuple[Tuner, list[Step]]:
         """Run with a tuner; `each` sees it after each step.
 
         `together`: it is told of steps when it has to be, and at beats, as a Recorder does.
-        `n_before`: so many steps were measured before.
         """
-        before = [self.step() for _ in range(n_before)]
         loop = TunedLoop(
             own=self.own,
             n_cpus=self.machine.n_cpus,
             has_accelerator=self.machine.has_accelerator,
             steps_per_epoch=self.steps_per_epoch,
             worker_start_ms=self.machine.start_ms if self.own.num_workers else None,
-            epoch_at=n_before % self.steps_per_epoch,
         )
         tuner = Tuner(loop, refusal, self.cost)
-        if before:
-            window_ms = 0.9 * sum(step.ms for step in before) / MIN_OWN_WINDOWS
-            gathering = Gathering(self.own, 0, window_ms=min(WINDOW_MS, window_ms))
-            found = [gathering.add(step) for step in before]
-            tuner.knows([window for window in found if window is not None])
         steps: list[Step] = []
         untold: list[Step] = []
         told_in, beat_at = 1, self.now + BEAT_MS

@@ -98,48 +98,6 @@ def test_a_few_seconds_of_epochs_are_enough_and_still_cost_no_more_than_allowed(
     assert pace(machine, outcome.chosen, EPOCH, 1_000) < 0.9 * before, outcome
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_short_script_measured_before_is_tuned_in_its_second_epoch(seed: int) -> None:
-    # The tutorial's script on two CPUs: twenty epochs of 71 steps.
-    machine = Machine(compute_ms=8, fetch_ms=21, n_cpus=2, start_ms=30, seed=seed)
-    n_before, epoch = 80, 71
-    tuner, steps = SimulatedLoop(machine, NONE, epoch).tuned(
-        20 * epoch - n_before, n_before=n_before
-    )
-    second = [step.serving for step in steps[: 2 * epoch - n_before]]
-    assert sum((settings.num_workers or 0) > 0 for settings in second) > epoch // 2
-    outcome = tuner.outcome()
-    assert outcome.chosen.num_workers
-    assert outcome.lost_ms <= MAX_LOST_SHARE * sum(step.ms for step in steps)
-
-
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("name", LOOPS)
-def test_what_was_measured_before_pays_for_no_more_than_its_part(name: str, seed: int) -> None:
-    machine, own, _ = LOOPS[name]
-    machine = Machine(**{**{k: v for k, v in vars(machine).items() if k != "random"}, "seed": seed})
-    n_before = 72
-    before_ms = n_before * pace(machine, own, EPOCH, 500)
-    steps: list[Step] = []
-
-    def each(tuner: Tuner, step: Step) -> None:
-        steps.append(step)
-        if len(steps) % EPOCH == EPOCH - n_before:  # the training may be over
-            ran_ms = before_ms + sum(step.ms for step in steps)
-            assert tuner.outcome().lost_ms <= MAX_LOST_SHARE * ran_ms
-
-    tuner, _ = SimulatedLoop(machine, own, EPOCH).tuned(3 * EPOCH, each=each, n_before=n_before)
-    before, after = pace(machine, own, EPOCH, 1_000), tuner.outcome().chosen
-    assert pace(machine, after, EPOCH, 1_000) < 0.9 * before, tuner.outcome()
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_nothing_is_kept_of_what_was_measured_before_where_nothing_helps(seed: int) -> None:
-    machine = Machine(compute_ms=2, fetch_ms=8, n_cpus=1, noise=0.1, seed=seed)
-    tuner, _ = SimulatedLoop(machine, NONE, EPOCH).tuned(3 * EPOCH, n_before=72)
-    assert not tuner.outcome().chosen.num_workers
-
-
 def test_workers_that_wait_for_storage_are_tried_in_the_number_that_is_needed() -> None:
     machine = Machine(compute_ms=6, fetch_ms=24, cpu_share=0.02, n_cpus=4)
     tuner, _ = SimulatedLoop(machine, NONE, EPOCH).tuned(EPOCH)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import traceback
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from loaderdoctor.estimate import Estimate
@@ -22,12 +22,11 @@ from loaderdoctor.instrument.session.session import Session
 from loaderdoctor.instrument.system.machine import usable_cpus
 from loaderdoctor.instrument.trial.trial_checks import start_method_of
 from loaderdoctor.instrument.wire.beats import TriedRecord, TuningRecord
-from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.settings import Settings
 from loaderdoctor.tuning.candidates import TunedLoop
 from loaderdoctor.tuning.outcome import Ask
-from loaderdoctor.tuning.step_windows import WINDOW_MS, Gathering, Step, StepWindow
-from loaderdoctor.tuning.tuner import MIN_OWN_WINDOWS, Tuner
+from loaderdoctor.tuning.step_windows import Step
+from loaderdoctor.tuning.tuner import Tuner
 from loaderdoctor.units import NS_PER_MS
 
 if TYPE_CHECKING:
@@ -95,14 +94,11 @@ class LoopTuner:
 
     # ------------------------------------------------------------ beginning
 
-    def begin(self, seen: Sequence[WindowDone] = ()) -> None:
-        """Choose the loader; nothing is changed yet. Once, when the loop is warm.
+    def begin(self) -> None:
+        """Choose the loader; nothing is changed yet. Once, when the loop is warm."""
+        self._not_tuned = self._begin()
 
-        `seen`: windows of the loop that were measured before.
-        """
-        self._not_tuned = self._begin(seen)
-
-    def _begin(self, seen: Sequence[WindowDone]) -> str | None:
+    def _begin(self) -> str | None:
         session, definition = self._session, self._session.definition
         if definition is None or not definition.trains:
             return NO_TRAINING
@@ -125,13 +121,8 @@ class LoopTuner:
             feed.handed = live.adopt(own)
         self._handed = state.handed = handed
         self._began_at = session.n_steps
-        plain = [x for x in seen if x.mode == "plain" and x.trace_path is None]
         if not live.own.num_workers:
-            self._costs.serves(live.own)
-            for fetch in (x for done in plain for x in done.fetches if x.loader == state.index):
-                if fetch.cpu_ns and self._costs.wants_cpu:
-                    self._costs.fetched(fetch.end_ns - fetch.start_ns, fetch.cpu_ns)
-            session.window.fetch_cpu = self._costs.wants_cpu
+            session.window.fetch_cpu = True
         loop = TunedLoop(
             own=live.own,
             n_cpus=max(1, int(usable_cpus())),
@@ -139,11 +130,8 @@ class LoopTuner:
             has_accelerator=session.device is not None,
             steps_per_epoch=state.limit,
             worker_start_ms=_worker_start_ms(live.own, state, feed),
-            epoch_at=feed.n_seen,
         )
         self._tuner = Tuner(loop, self._refusal, self._costs.of)
-        if plain:
-            self._tuner.knows(_windows(plain[-1], state.index, live.own))
         return None
 
     def _live_loader(self, loader: DataLoader[Any], like: LiveLoader | None = None) -> LiveLoader:
@@ -333,25 +321,6 @@ def _worker_start_ms(own: Settings, state: LoaderState, feed: Any) -> float | No
     if not n or not seen or start_method_of(own) != "fork":
         return None
     return feed.create_ns / NS_PER_MS / n  # type: ignore[no-any-return]
-
-
-def _windows(done: WindowDone, loader: int, own: Settings) -> list[StepWindow]:
-    """What the tuner would have been told of a window, in as many parts as it asks for."""
-    whole_ms = sum(done.host_step_ns) / NS_PER_MS
-    waited_ms = sum(x.end_ns - x.start_ns for x in done.fetches if x.loader == loader) / NS_PER_MS
-    share = min(1.0, waited_ms / max(whole_ms, 1e-3))
-    gathering = Gathering(own, 0, window_ms=min(WINDOW_MS, 0.85 * whole_ms / MIN_OWN_WINDOWS))
-    steps = (
-        Step(
-            ms=ns / NS_PER_MS,
-            wait_ms=share * ns / NS_PER_MS,
-            serving=own,
-            settled=True,
-            first=i in done.boundary_steps,
-        )
-        for i, ns in enumerate(done.host_step_ns)
-    )
-    return [window for step in steps if (window := gathering.add(step)) is not None]
 
 
 def _interval(known: Estimate | None) -> tuple[float, float, float] | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -38,7 +38,7 @@ from loaderdoctor.instrument.session.session import (
     Session,
 )
 from loaderdoctor.instrument.wire.beats import Dry, QueueFill, TuningRecord
-from loaderdoctor.instrument.wire.protocol import Beat, WindowDone, WindowRequest
+from loaderdoctor.instrument.wire.protocol import Beat, WindowRequest
 from loaderdoctor.units import NS_PER_S
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ MAX_BLOCK: Final = 512
 # The first window, which findings rest on.
 FIRST_S: Final = 1.0
 FIRST_STEPS: Final = (64, 1000)
-BEFORE_PROFILE: Final = 0.25  # of that, where a profiled window and another follow, or trials
+BEFORE_PROFILE: Final = 0.25  # of that, where a profiled window and another one follow
 FIRST_LIMIT_S: Final = 20.0
 PROFILED_STEPS: Final = 24
 PLAIN_ID, PROFILED_ID, AGAIN_ID = 1, 2, 3
@@ -72,8 +72,8 @@ PLAIN_ID, PROFILED_ID, AGAIN_ID = 1, 2, 3
 class Tuner(Protocol):
     """Sets the loader while the run is recorded; called on the training thread."""
 
-    def begin(self, seen: Sequence[WindowDone]) -> None:
-        """The loop is warm, and recorded from now on; windows of it were measured before."""
+    def begin(self) -> None:
+        """The loop is warm, and recorded from now on."""
 
     def hear(
         self, at: list[int], flags: dict[int, int], fetches: list[tuple[int, int, int, int, int]]
@@ -121,11 +121,9 @@ class Recorder:
         session = self._session
         definition = session.definition
         assert definition is not None
-        seen = []
         try:
             for request in self._first(windows.step_ns):
-                done = yield from windows.measure(request)
-                seen.append(done)
+                yield from windows.measure(request)
         except ScriptOverError:
             # Too short for more than its first window: how many steps it had is told all the same.
             self._restart(perf_counter_ns())
@@ -147,7 +145,7 @@ class Recorder:
             now = perf_counter_ns()
             self._open(now)
             if self._tuner is not None:
-                self._tuner.begin(seen)
+                self._tuner.begin()
             while not session.channel.lost:
                 now = yield
                 session.send(self._beat(now))
@@ -165,8 +163,7 @@ class Recorder:
     def _first(self, step_ns: int) -> list[WindowRequest]:
         step_s = max(step_ns / NS_PER_S, 1e-6)
         fewest, most = FIRST_STEPS
-        # What is to be tuned is not to wait for that.
-        of = 1.0 if self._trace_path is None and self._tuner is None else BEFORE_PROFILE
+        of = 1.0 if self._trace_path is None else BEFORE_PROFILE
         n = min(most, max(fewest, math.ceil(of * FIRST_S / step_s)))
         plain = WindowRequest(
             id=PLAIN_ID, mode="plain", n_steps=n, limit_s=FIRST_LIMIT_S, drop_batches=False

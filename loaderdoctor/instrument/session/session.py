@@ -25,7 +25,6 @@ from loaderdoctor.instrument.wire.protocol import (
     Note,
     Progress,
     TrainingBegan,
-    WindowDone,
     WindowRequest,
 )
 from loaderdoctor.instrument.wire.records import BoundaryRecord, PassRecord, ScriptRecord
@@ -59,7 +58,7 @@ class MeasuresWindows(Protocol):
 
     def batches_per_cycle(self, request: WindowRequest | None) -> int: ...
 
-    def measure(self, request: WindowRequest) -> Generator[None, int, WindowDone]: ...
+    def measure(self, request: WindowRequest) -> Generator[None, int, None]: ...
 
 
 class Recording(Protocol):

@@ -94,8 +94,8 @@ class Windows:
             workers = workers if asked is None else asked
         return max(1, workers) * self._accumulation
 
-    def measure(self, request: WindowRequest) -> Generator[None, int, WindowDone]:
-        """Measure one window and send its WindowDone, whatever happens; it is returned, too."""
+    def measure(self, request: WindowRequest) -> Steps:
+        """Measure one window and send its WindowDone, whatever happens."""
         over = False
         try:
             done = yield from self._measure(request)
@@ -116,7 +116,6 @@ class Windows:
         self._session.send(done)
         if over or self._steps.script_over:
             raise ScriptOverError
-        return done
 
     # ------------------------------------------------------------ the course of a window
 

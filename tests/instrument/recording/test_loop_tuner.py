@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,15 +10,8 @@ import pytest
 from torch.utils.data import DataLoader
 
 from loaderdoctor.instrument.handover.live_loader import LiveLoader
-from loaderdoctor.instrument.recording.loop_tuner import (
-    INTERNAL_ERROR,
-    Fetch,
-    LoopTuner,
-    _windows,
-)
+from loaderdoctor.instrument.recording.loop_tuner import INTERNAL_ERROR, Fetch, LoopTuner
 from loaderdoctor.instrument.recording.step_marks import BESIDES, STARTS
-from loaderdoctor.instrument.wire.protocol import WindowDone
-from loaderdoctor.instrument.wire.window_records import FetchRecord
 from loaderdoctor.settings import Settings
 from loaderdoctor.tuning.step_windows import Step
 from tests.instrument.handover.loops import Squares
@@ -86,31 +78,6 @@ def test_every_step_is_told_of_once_however_many_at_a_time(n_quiet: int) -> None
     cost = made._costs.of(live.own)
     assert cost is not None
     assert (cost.make_ms, cost.cpu_ms) == pytest.approx((2.0, 0.5))
-
-
-def test_a_window_measured_before_is_told_in_parts() -> None:
-    steps = [8_000_000 + 100_000 * (n % 3) for n in range(64)]
-    at = [0, *accumulate(steps)]
-    of_loop = [(0, x, x + 6_000_000) for x in at[:-1]]
-    others = [(1, x, x + 1_000_000) for x in at[:-1]]
-    done = WindowDone(
-        id=1,
-        mode="plain",
-        status="ok",
-        n_steps=64,
-        host_step_ns=tuple(steps),
-        boundary_steps=(20,),
-        fetches=tuple(
-            FetchRecord(loader=n, start_ns=start, end_ns=end, thread=1)
-            for n, start, end in of_loop + others
-        ),
-    )
-    parts = _windows(done, 0, Settings(num_workers=0))
-    assert len(parts) == 4  # enough for a first trial
-    assert 50 <= sum(part.n_steps for part in parts) <= 63
-    for part in parts:
-        assert part.step_ms == pytest.approx(8.1, rel=0.02)
-        assert part.wait_share == pytest.approx(6 / 8.1, rel=0.02)
 
 
 class Broken:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from loaderdoctor.advice.source import Source, called_name
 
@@ -39,22 +39,43 @@ def path_of(node: ast.expr) -> tuple[str, ...] | None:
 
 
 def values_of(scope: ast.AST, name: str, *, deep: bool = False) -> Iterator[ast.expr]:
-    """What the scope's own code assigns to the name; with `deep` that of its functions too."""
+    """What the scope's own code gives the name; with `deep` that of its functions too.
+
+    A constant None where that is no expression: a loop's variable, `del`, `nonlocal`, and others.
+    """
     todo = list(ast.iter_child_nodes(scope))
     while todo:
         node = todo.pop()
         inner = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda))
         if inner and not deep:
+            if any(map(_says_outer(name), ast.walk(node))):
+                yield ast.Constant(None)
             continue
         if isinstance(node, ast.Assign):
             for target in node.targets:
                 yield from _bound(target, node.value, name)
+            todo.append(node.value)
         elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)):
             if node.value is not None:
                 yield from _bound(node.target, node.value, name)
-        elif isinstance(node, (ast.For, ast.AugAssign)) and ast.unparse(node.target) == name:
-            yield ast.Constant(None)  # it varies
-        todo += ast.iter_child_nodes(node)
+                todo.append(node.value)
+        elif isinstance(node, ast.comprehension):  # its variables are its own
+            todo += [node.iter, *node.ifs]
+        else:
+            if _says_outer(name)(node) or _is_set(node, name):
+                yield ast.Constant(None)
+            todo += ast.iter_child_nodes(node)
+
+
+def _says_outer(name: str) -> Callable[[ast.AST], bool]:
+    """Whether a node is `global NAME` or `nonlocal NAME`."""
+    return lambda node: isinstance(node, (ast.Global, ast.Nonlocal)) and name in node.names
+
+
+def _is_set(node: ast.AST, name: str) -> bool:
+    """Whether it is the name as a target, or deleted."""
+    place = isinstance(node, (ast.Name, ast.Attribute)) and not isinstance(node.ctx, ast.Load)
+    return place and ast.unparse(node) == name
 
 
 def _bound(target: ast.expr, value: ast.expr, name: str) -> Iterator[ast.expr]:
@@ -65,32 +86,23 @@ def _bound(target: ast.expr, value: ast.expr, name: str) -> Iterator[ast.expr]:
             # What is unpacked of something else has no value that could be read.
             each = parts[i] if same else value if _parses_parts(value) else ast.Constant(None)
             yield from _bound(part, each, name)
+    elif isinstance(target, ast.Starred):
+        yield from _bound(target.value, ast.Constant(None), name)
     elif ast.unparse(target) == name:
         yield value
 
 
 def key_of(source: Source, held: ast.Name, key: str) -> ast.expr | None:
-    """What the one dict that the name holds has under this key; None where more may change it."""
+    """What the one dict that the name holds has under this key; None where more may change it.
+
+    That is any use of the name but those which are known to leave the key as it is: under another
+    name, in another function or in a container it may be changed where nothing is seen of it.
+    """
     scope = source.function(held) or source.tree
     values = list(values_of(scope, held.id))
-    if len(values) != 1:
+    uses = [x for x in ast.walk(scope) if isinstance(x, ast.Name) and x.id == held.id]
+    if len(values) != 1 or not all(_leaves(source, x, key) for x in uses):
         return None
-    for node in ast.walk(scope):
-        if isinstance(node, ast.Call) and held.id in [ast.unparse(x) for x in node.args]:
-            return None
-        target = node.value if isinstance(node, (ast.Subscript, ast.Attribute)) else None
-        if not isinstance(target, ast.Name) or target.id != held.id:
-            continue
-        if isinstance(node, ast.Subscript):
-            set_to = text_of(node.slice)
-            if isinstance(node.ctx, ast.Store) and set_to in (key, None):
-                return None
-        elif isinstance(node, ast.Attribute) and node.attr in ("update", "setdefault", "pop"):
-            call = source.parents.get(node)
-            given = call.args if isinstance(call, ast.Call) else []
-            names = [k.arg for k in call.keywords] if isinstance(call, ast.Call) else [None]
-            if {key, None} & {*names, *map(text_of, given)}:
-                return None
     made = values[0]
     pairs: list[tuple[str | None, ast.expr]] = []
     if isinstance(made, ast.Call) and called_name(made) == "dict" and not made.args:
@@ -100,6 +112,27 @@ def key_of(source: Source, held: ast.Name, key: str) -> ast.expr | None:
     if any(name is None for name, _ in pairs):
         return None
     return next((value for name, value in pairs if name == key), None)
+
+
+def _leaves(source: Source, held: ast.Name, key: str) -> bool:
+    """Whether this use of a name of a dict surely leaves what the dict has under the key."""
+    use = source.parents.get(held)
+    if not isinstance(held.ctx, ast.Load):  # made here, under no other name as well
+        alone = isinstance(use, ast.AnnAssign) or (
+            isinstance(use, ast.Assign) and use.targets == [held]
+        )
+        return alone and isinstance(held.ctx, ast.Store)
+    if isinstance(use, ast.keyword):
+        return use.arg is None
+    if isinstance(use, ast.Subscript):
+        return isinstance(use.ctx, ast.Load) or text_of(use.slice) not in (key, None)
+    call = source.parents.get(use) if isinstance(use, ast.Attribute) else None
+    if not isinstance(use, ast.Attribute) or not isinstance(call, ast.Call) or call.func is not use:
+        return isinstance(use, (ast.Compare, ast.FormattedValue))
+    if use.attr in ("update", "setdefault", "pop"):
+        given = call.args if use.attr == "update" else call.args[:1]
+        return not {key, None} & {*[k.arg for k in call.keywords], *map(text_of, given)}
+    return use.attr in ("get", "items", "keys", "values", "copy")
 
 
 def given_of(source: Source, call: ast.Call, key: str) -> ast.expr | None:
@@ -145,7 +178,7 @@ def of_self(source: Source, name: str) -> ast.expr | None:
 
 
 def binds(function: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> bool:
-    """Whether the function's own code assigns to the name."""
+    """Whether the function's own code, or one inside it, gives the name a value."""
     return any(True for _ in values_of(function, name))
 
 

@@ -105,6 +105,8 @@ class _Finder:
             return None
         if not isinstance(held, ast.Name) or key is None:
             return None
+        if assigns_to(self._sources, (held.id, key), one_rank=self._one_rank):
+            return None
         made = self._assigned(source, held, held.id)
         text = ast.unparse(made) if made is not None else ""
         if "argv" in text and ".split('=')" in text.replace('"', "'").replace(", 1)", ")"):
@@ -119,14 +121,14 @@ class _Finder:
             given = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
             parameter = next((x for x in given if x.arg == node.id), None)
             if parameter is not None:
+                if binds(function, node.id):
+                    return None  # by then it may be another value than what was given
                 return self._of_parameter(source, function, parameter, depth)
             if binds(function, node.id):
                 break
             function = source.function(function)
         value = self._assigned(source, node, node.id)
-        if value is None or isinstance(value, ast.Constant):
-            return None
-        return self.of(source, value, depth + 1)
+        return self.of(source, value, depth + 1) if value is not None else None
 
     def _of_parameter(
         self,
@@ -220,9 +222,7 @@ class _Finder:
         if made is not None:
             if _is_parsed(made):
                 return self._argument(path[-1]) or self._field(path)
-            if called_name(made) == "merge" and "from_cli" in ast.unparse(made):
-                return Option(kind="key", names=(".".join(path[1:]),))
-            if called_name(made) == "from_cli":
+            if called_name(made) in ("merge", "from_cli") and "from_cli" in ast.unparse(made):
                 return Option(kind="key", names=(".".join(path[1:]),))
             if called_name(made) in ("parse", "parse_args_into_dataclasses"):
                 return self._field(path)

@@ -408,6 +408,13 @@ def main():
     other = create([0.0] * 32, num_workers=min(2, args.workers))
 main()
 """
+UPDATED = "loader_args.update(batch_size=batch_size)"
+HALVED = """\
+    def halve():
+        nonlocal num_workers
+        num_workers //= 2
+    halve()
+    loader_args = dict("""
 
 
 @pytest.mark.parametrize(
@@ -420,6 +427,30 @@ main()
         ("**more)", "**more, **dict(args.more))", ("-j 9",)),
         ("**more)", "num_workers=min(args.workers, 8))", None),
         ('return args, "text of them"', "return parts(args)", None),
+        # What changes the dict on its way, by whatever means.
+        (UPDATED, "change(opts=loader_args)", None),
+        (UPDATED, 'del loader_args["num_workers"]', None),
+        (UPDATED, "loader_args.clear()", None),
+        (UPDATED, 'd = loader_args; d["num_workers"] = 0', None),
+        (UPDATED, 'for d in (loader_args,): d["num_workers"] = 0', None),
+        (UPDATED, "[loader_args][0].update(num_workers=0)", None),
+        (UPDATED, "loader_args |= dict(num_workers=0)", None),
+        (UPDATED, "opts.loader_args = loader_args", None),
+        (UPDATED, "vary = loader_args.update; vary(num_workers=0)", None),
+        (UPDATED, "del loader_args", None),
+        (UPDATED, "(lambda: loader_args)()['num_workers'] = 0", None),
+        ("    loader_args = dict(", "    kept = loader_args = dict(", None),
+        # What leaves the key as it is.
+        (UPDATED, 'loader_args["pin_memory"] |= loader_args["persistent_workers"]', ("-j 9",)),
+        (UPDATED, 'if "timeout" in loader_args: loader_args.pop("timeout", None)', ("-j 9",)),
+        (UPDATED, 'text = f"{loader_args} {loader_args.get(0)}"', ("-j 9",)),
+        # A parameter that is given another value before it is read.
+        (UPDATED, "num_workers = min(num_workers, 2)", None),
+        (UPDATED, "num_workers //= 2", None),
+        (UPDATED, "for num_workers, _ in [(0, 0)]: pass", None),
+        (UPDATED, "with held() as num_workers: pass", None),
+        ("    loader_args = dict(", HALVED, None),
+        (UPDATED, "few = [num_workers for num_workers in ()]", ("-j 9",)),  # another name
     ],
 )
 def test_of_a_helper_that_is_called_twice_the_call_under_way_counts(

@@ -94,7 +94,10 @@ def drive(session: Session, now: int) -> Driver:
             trains=definition.trains,
             calls_model=definition.calls_model,
             before_training=session.before_training,
-            script=with_sources(session.script),
+            script=with_sources(
+                session.script,
+                [*session.registry.files(), *(x.site.rpartition(":")[0] for x in transfers)],
+            ),
             subnormals=_subnormals(session) if device is None else None,
         )
     )

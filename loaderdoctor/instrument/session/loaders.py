@@ -114,6 +114,12 @@ class LoaderRegistry:
         """All loaders iterated so far, by index."""
         return tuple(s.full_record() for s in self.states)
 
+    def files(self) -> frozenset[str]:
+        """Where loaders were built and through which calls; names of files that read them."""
+        paths = {path for x in self.states for path in (x.site.file, *dict(x.site.callers))}
+        loops = {x.loop.rpartition(":")[0] for x in self.states if x.loop is not None}
+        return frozenset(map(os.path.realpath, paths)) | loops
+
 
 def _earlier(
     loader: DataLoader[Any], site: Site, dead: Sequence[LoaderState], n_same: int

@@ -7,20 +7,24 @@ the loop gets how many times as fast (measured or simulated; of older ones a lis
 to help). A verdict is right if its bound is expected. An input- or copy-bound loop needs a first
 piece of advice that makes it faster, by a twentieth at the least. Of each change whose gain is
 known the step that it gives is put beside what was said to be the least: none may go below it, but
-for a twentieth.
+for a twentieth. A bound that promises everything passes that, so how far the bounds lie is told as
+well: what they say is saved at best over what was saved, and how many steps come within 15 %.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 TRACES = Path(__file__).parents[1] / "traces"
 FASTER = 1.05
+NEAR = 0.15
 # What each piece of advice changes, by its title.
 CHANGES = {
     "Let worker processes make the batches": "num_workers",
@@ -75,9 +79,10 @@ def judged(trace: Path, truth: dict[str, Any], report: dict[str, Any]) -> dict[s
         "best": max(helps.items(), key=lambda item: float(item[1]), default=None),
         "advice_is_right": ratio >= FASTER if needs and helps else None,
         "bounds": [
-            (change, r["predicted_step_ms"], truth["step_ms"] / helps[change])
+            (change, truth["step_ms"], r["predicted_step_ms"], truth["step_ms"] / helps[change])
             for r in report["recommendations"]
-            if (change := CHANGES.get(r["setting"])) in measured and r["predicted_step_ms"]
+            if (change := CHANGES.get(r["setting"])) in measured
+            and r["predicted_step_ms"] is not None
         ],
     }
 
@@ -106,12 +111,31 @@ def main() -> int:
     bounds = [(row["trace"], *bound) for row in rows for bound in row["bounds"]]
     beaten = [bound for bound in bounds if bound[-1] < bound[-2] / FASTER]
     print(f"{len(beaten)} of {len(bounds)} times a step was shorter than at best")
-    for trace, change, best_ms, got_ms in beaten:
+    print(tightness([bound[2:] for bound in bounds]))
+    for trace, change, _, best_ms, got_ms in beaten:
         print(f"{trace}: {change} at best {best_ms:.2f} ms, got {got_ms:.2f}")
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
     helpful = n_helpful == len(advised) and not beaten
     return 0 if n_right >= 0.95 * len(rows) and helpful else 1
+
+
+def tightness(bounds: Sequence[tuple[float, float, float]]) -> str:
+    """Of steps as they are, at best and as they got: how near what is said to be the least comes.
+
+    What is said to be saved is put beside what was saved where that was a twentieth or more.
+    """
+    near = sum(got_ms <= (1 + NEAR) * best_ms for _, best_ms, got_ms in bounds)
+    ratios = [
+        max(0.0, now_ms - best_ms) / (now_ms - got_ms)
+        for now_ms, best_ms, got_ms in bounds
+        if now_ms >= FASTER * got_ms
+    ]
+    saved = f"{statistics.median(ratios):.2f} times" if ratios else "nothing beside"
+    return (
+        f"at best saves {saved} what was saved (median of {len(ratios)} that save a twentieth); "
+        f"{near} of {len(bounds)} steps came within {100 * NEAR:.0f} % of at best"
+    )
 
 
 def line(row: dict[str, Any]) -> str:

@@ -11,9 +11,10 @@ For each script: a run as it is and then with ready batches (public_truth.py, no
 it), `loaderdoctor diagnose`, and that run again. A row is right where the script did not break
 that works alone, the verdict's bound is one that the truth allows, and the input share lies within
 5 points of the truth or within the noise of both: the truth's, and how far the interval that the
-report claims for its share reaches towards it. The scripts' own meters, where they have any, are
-those of the runs as they are. With --advice the first advice that an option of the script carries
-out is followed: the script runs with it, beside itself.
+report claims for its share reaches towards it. Where both together are above 15 points, a row
+in which nothing is wrong decides nothing and is not counted as right. The scripts' own meters,
+where they have any, are those of the runs as they are. With --advice the first advice that an
+option of the script carries out is followed: the script runs with it, beside itself.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ from public_truth import (
 POINTS = 0.05
 HIGH, MODERATE = 0.20, 0.05  # of the step: below, input can't be called so
 MARGIN = 0.03  # or the noise
-DECIDES = 0.15  # beyond so much noise of both a share that agrees says little
+DECIDES = 0.15  # beyond so much noise of both a share that agrees says nothing
 KEPT = 0.15  # a promise is kept where the change gives what was said within this
 # The run with the change takes so many times as long: batches made ahead of its first step are then
 # a tenth of all (24 of 240 of imagenet's with twelve workers).
@@ -318,18 +319,23 @@ def why_wrong(
         return wrong
     if truth is None:
         return [*wrong, "no truth: no loop was seen"]
-    noise = noise_of(said, truth.share, truth.noise)
+    return wrong + against(said, truth.share, noise_of(said, truth.share, truth.noise))
+
+
+def against(said: dict[str, Any], share: float, noise: float) -> list[str]:
+    """What of the verdict and of the input share a truth with this noise does not allow."""
+    wrong = []
     slack = max(POINTS, noise)
     needed = {"high": HIGH, "moderate": MODERATE}.get(said["severity"])
     margin = max(MARGIN, noise)
-    if said["bound"] == "input" and needed is not None and truth.share < needed - margin:
+    if said["bound"] == "input" and needed is not None and share < needed - margin:
         wrong.append(f"false {said['severity']}")
     own = said.get("bound_share") or 0.0
-    if said["bound"] not in ("input", None, "none") and truth.share - slack > max(MODERATE, own):
+    if said["bound"] not in ("input", None, "none") and share - slack > max(MODERATE, own):
         wrong.append(f"bound: input, not {said['bound']}")
     if said["bound"] in (None, "none"):
         wrong.append("no verdict")
-    off = (said["input"] or 0.0) - truth.share
+    off = (said["input"] or 0.0) - share
     if abs(off) > slack:
         wrong.append(f"input {100 * off:+.0f} points")
     return wrong
@@ -339,6 +345,20 @@ def noise_of(said: dict[str, Any], share: float, noise: float) -> float:
     """Of both: the truth's, and how far what is claimed reaches towards it."""
     claim = said.get("claim")
     return noise + (Claim(**claim).reaches(share) if claim else 0.0)
+
+
+def undecided(row: dict[str, Any]) -> str | None:
+    """Why a row with nothing wrong in it is not right either; None: it is, or something is wrong.
+
+    By so wide a claim of ours any share agrees: what a sharp truth alone does not allow is named.
+    """
+    if row["why"] or not judged(row):
+        return None
+    said, share, noise = row["said"], row["truth"]["share"], row["truth"]["noise"]
+    if noise_of(said, share, noise) <= DECIDES:
+        return None
+    alone = against(said, share, noise) if noise <= DECIDES else []
+    return "decides nothing" + (f" (by the truth alone: {'; '.join(alone)})" if alone else "")
 
 
 def last_line(output: str) -> str:
@@ -370,13 +390,17 @@ def cells_of(row: dict[str, Any]) -> list[str]:
         " / ".join(number(of.get("wait_ms")) for of in (meters, truth, said)),
         verdict,
         ", ".join(kind.split()[0] for kind in said.get("findings", ())) or "–",
-        f"**{why}**" if why else "ok",
+        f"**{why}**" if why else undecided(row) or "ok",
     ]
 
 
 def judged(row: dict[str, Any]) -> bool:
     """Whether its input share is compared with a truth."""
     return (row.get("truth") or {}).get("share") is not None and "said" in row
+
+
+def n_right(rows: Sequence[dict[str, Any]]) -> int:
+    return sum(not row["why"] and undecided(row) is None for row in rows)
 
 
 def print_tables(rows: list[dict[str, Any]]) -> None:
@@ -387,14 +411,10 @@ def print_tables(rows: list[dict[str, Any]]) -> None:
     print("|---|---:|---:|---:|---:|---|---|---|")
     for row in rows:
         print("| " + " | ".join(cells_of(row)) + " |")
-    noises = [
-        noise_of(row["said"], row["truth"]["share"], row["truth"]["noise"])
-        for row in rows
-        if judged(row)
-    ]
+    n_judged, n_open = sum(map(judged, rows)), sum(undecided(row) is not None for row in rows)
     print(
-        f"\n{len(noises)} scripts are judged beside a truth, of which "
-        f"{sum(x <= DECIDES for x in noises)} with {100 * DECIDES:.0f} points of noise or less."
+        f"\n{len(rows)} scripts: {n_right(rows)} right, {n_open} decide nothing, "
+        f"{sum(bool(row['why']) for row in rows)} wrong; {n_judged} are judged beside a truth."
     )
     advised = [row for row in rows if row.get("advice")]
     if advised:
@@ -506,7 +526,10 @@ def main() -> int:
         ]
         for done in as_completed(todo):
             rows.append(done.result())
-            print(f"{rows[-1]['name']}: {'; '.join(rows[-1]['why']) or 'ok'}", file=sys.stderr)
+            print(
+                f"{rows[-1]['name']}: {'; '.join(rows[-1]['why']) or undecided(rows[-1]) or 'ok'}",
+                file=sys.stderr,
+            )
             if args.json:
                 with args.json.open("a") as file:
                     file.write(json.dumps(rows[-1]) + "\n")
@@ -515,11 +538,12 @@ def main() -> int:
         print()
         for name, why in left_out.items():
             print(f"- left out: `{name}`: {why}")
-    n_ok = sum(not row["why"] for row in rows)
     load = os.getloadavg()[0]
-    print(f"\n{n_ok} of {len(rows)} right; {args.device}, {each} CPUs each, load {load:.1f}, "
-          f"{time.monotonic() - began:.0f} s")  # fmt: skip
-    return 0 if n_ok == len(rows) else 1
+    print(
+        f"\n{n_right(rows)} of {len(rows)} right; {args.device}, {each} CPUs each, "
+        f"load {load:.1f}, {time.monotonic() - began:.0f} s"
+    )
+    return 1 if any(row["why"] for row in rows) else 0
 
 
 if __name__ == "__main__":

@@ -156,6 +156,48 @@ def test_a_row_is_wrong_where_bound_or_share_are(row: Any, truth: Any, wrong: li
     assert why_wrong(CASE, row, truth, FINE, DONE) == wrong
 
 
+def row_of(
+    share: float,
+    low: float,
+    high: float,
+    noise: float,
+    why: tuple[str, ...] = (),
+    bound: str = "compute",
+) -> dict[str, Any]:
+    """Said with an interval, beside a truth of 26.8 % with this noise."""
+    row = said(bound, share)
+    row["said"] |= {"claim": {"share": share, "low": low, "high": high}, "severity": "none"}
+    row["said"] |= {"step_ms": 100.0, "wait_ms": None}
+    return row | {"name": "x", "why": list(why), "truth": {"share": 0.268, "noise": noise}}
+
+
+def test_a_claim_of_anything_decides_nothing_and_is_told_beside_a_sharp_truth() -> None:
+    anything = row_of(0.008, 0.0, 1.0, 0.028)
+    truth = dataclasses.replace(FED, ready_ms=73.2, noise=0.028)
+    assert why_wrong(CASE, anything, truth, FINE, DONE) == []
+    said_of_it = public_scripts.undecided(anything)
+    assert said_of_it is not None and said_of_it.startswith("decides nothing (by the truth alone: ")
+    assert "input -26 points" in said_of_it
+    assert public_scripts.cells_of(anything)[-1] == said_of_it
+    assert public_scripts.n_right([anything]) == 0
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        (row_of(0.27, 0.2, 0.3, 0.03), None),  # right
+        (row_of(0.27, 0.2, 1.0, 0.03), None),  # nothing of that lies between it and the truth
+        (row_of(0.20, 0.2, 0.2, 0.25), "decides nothing"),  # the truth says as little
+        (row_of(0.25, 0.0, 1.0, 0.03, bound="input"), "decides nothing"),  # but not against it
+        (row_of(0.008, 0.0, 1.0, 0.03, ("no verdict",)), None),  # wrong all the same
+        ({"name": "x", "why": []}, None),  # nothing to compare with
+    ],
+)
+def test_a_row_is_undecided_by_what_both_leave_open(row: Any, told: str | None) -> None:
+    assert public_scripts.undecided(row) == told
+    assert public_scripts.n_right([row]) == (told is None and not row["why"])
+
+
 def test_what_breaks_under_us_alone_is_ours_and_what_breaks_anyway_is_not() -> None:
     broken = public_truth.Ended(code=1, output="Traceback\nValueError: no", seconds=1.0)
     assert why_wrong(CASE, said("compute", 0.0), FED, FINE, broken) == [

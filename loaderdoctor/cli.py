@@ -45,7 +45,7 @@ def cli() -> None:
 @budget(
     45,
     "Seconds after the first step at most, the report included; start-up comes on top. Twice as "
-    "many where the first advice would else be a prediction.",
+    "many where the first advice would otherwise not be measured.",
 )
 @click.option("--no-ablation", is_flag=True, help="Don't substitute batches: the trace alone.")
 @click.option("--no-verify", is_flag=True, help="Don't try the recommended settings.")

@@ -56,7 +56,7 @@ _WITHOUT_WORKERS: dict[str, Value] = {
     "timeout": 0,
 }
 # Above a line that is to move.
-_BUILT_ONCE = "# once, before the loop over the epochs:"
+BUILT_ONCE = "# once, before the loop over the epochs:"
 # transformers 4.46 to 5: fields of TrainingArguments that Trainer hands to its DataLoader.
 TRAINING_ARGUMENTS = {
     "num_workers": "dataloader_num_workers",
@@ -194,10 +194,10 @@ def _moved_out(edit: CodeEdit, index: int) -> CodeEdit:
     span = loader_call(edit.after, index)
     whole = edit.exact and span is not None and edit.after.startswith("for ")
     if span is None or not whole or not edit.after[span[1] :].lstrip(" )").startswith(":"):
-        return replace(edit, after=f"{_BUILT_ONCE}\n{edit.after}")
+        return replace(edit, after=f"{BUILT_ONCE}\n{edit.after}")
     call = edit.after[slice(*span)]
     loop = f"{edit.after[: span[0]]}loader{edit.after[span[1] :]}"
-    return replace(edit, after=f"{_BUILT_ONCE}\nloader = {call}\n# in it, as before:\n{loop}")
+    return replace(edit, after=f"{BUILT_ONCE}\nloader = {call}\n# in it, as before:\n{loop}")
 
 
 def edit_loader_call(code: str | None, changes: Settings, *, index: int = 0) -> CodeEdit:

@@ -9,6 +9,7 @@ from loaderdoctor.advice import loop_snippets
 from loaderdoctor.advice.call_edit import CannotEdit, with_arguments
 from loaderdoctor.advice.code import (
     AROUND_LOADER,
+    BUILT_ONCE,
     LOADER_DEFAULTS,
     LOADER_PARAMETERS,
     TRAINING_ARGUMENTS,
@@ -31,7 +32,6 @@ from loaderdoctor.advice.source import (
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.settings import Settings, Value
 
-_BUILT_ONCE = "# once, before the loop over the epochs:"
 _OPTIMIZERS = (
     "Adadelta", "Adagrad", "Adam", "AdamW", "SGD",
 )  # fmt: skip  # of torch.optim, those that take `fused` (torch 2.6 to 2.14; Adadelta does not)
@@ -152,12 +152,12 @@ def _moved_out(editor: Editor, made: Built, text: str) -> None:
     above, below = source.indent(epochs), source.indent(statement)
     if inline and text.startswith(source.code(call)[:1]):
         new = next(n for n in ("loader", "train_loader", "batches_of") if n not in _bound(source))
-        made_once = f"{above}{_BUILT_ONCE}\n{above}{new} = {_shifted(text, below, above)}"
+        made_once = f"{above}{BUILT_ONCE}\n{above}{new} = {_shifted(text, below, above)}"
         editor.replace(source, source.span(call), new)
     elif _alone(source, statement):
         raise CannotEdit("it is built in a block of its own")
     elif name is not None and source.begins_line(statement):
-        made_once = f"{above}{_BUILT_ONCE}\n{above}{name} = {_shifted(text, below, above)}"
+        made_once = f"{above}{BUILT_ONCE}\n{above}{name} = {_shifted(text, below, above)}"
         editor.replace(source, (source.line_start(statement), source.line_end(statement)), "")
     else:
         raise CannotEdit("it is built within a longer statement")

@@ -77,8 +77,8 @@ CHANGES: Mapping[Kind, Change] = {
         "pickled into one array of bytes with where each entry begins, before the DataLoader is "
         "made.",
         example=dataset_snippets.SHARED_ENTRIES,
-        caution="Each entry read is made anew: some microseconds, and what the dataset changes in "
-        "it is not kept.",
+        caution="Each entry is made again when it is read: some microseconds, and what the dataset "
+        "changes in it is not kept.",
     ),
     Kind.SAMPLER_BOUND: Change(
         title="Compute the indices of an epoch in one call",
@@ -195,7 +195,7 @@ CHANGES: Mapping[Kind, Change] = {
     ),
     Kind.BIAS_BEFORE_BATCHNORM: Change(
         title="Leave the bias out before a batch norm",
-        idea="`bias=False` for the layers that a batch norm follows: it has a bias of its own.",
+        idea="`bias=False` for the layers that a batch norm follows: it adds a bias itself.",
         example=loop_snippets.NO_BIAS,
         caution="Checkpoints with those biases then need strict=False to load.",
     ),
@@ -341,13 +341,13 @@ _ON: Mapping[str, str] = {
     "background": "`BackgroundGenerator(iter(loader), max_prefetch=2)` of the package "
     "prefetch_generator, in place of the loader in the loop's `for`.",
     "worker_cpus": "`os.sched_setaffinity(0, cpus)` in a `worker_init_fn`: that worker's CPUs.",
-    "reuse_buffers": f"{CHANGES[Kind.BATCH_PAGE_FAULTS].idea} The trial's figure is of its own "
-    "buffers, each taken again once the loop has let go of it: what yours bring is not measured.",
+    "reuse_buffers": f"{CHANGES[Kind.BATCH_PAGE_FAULTS].idea} The trial measured "
+    "loaderdoctor's buffers, each used again once the loop lets go of it: not what yours bring.",
     "threads": "`num_workers=0`, and a ThreadPoolExecutor of {value} threads that makes the "
     "batches in order: `collate_fn([dataset[i] for i in indices])` for each list of "
     "`loader.batch_sampler`.",
     "spdl": "`spdl.dataloader.get_pytorch_dataloader(…, in_order=True)` in place of DataLoader.",
-    "side_stream": "Copy the next batch on a `torch.cuda.Stream()` of its own while this one "
+    "side_stream": "Copy the next batch on a separate `torch.cuda.Stream()` while this one "
     "computes, let the computing stream wait for it, and `record_stream` its tensors.",
     "packed": "Let the collate function join the small tensors of a batch into one of bytes, copy "
     "that, and take it apart on the device.",

@@ -235,7 +235,7 @@ class IntoBuffer:
         for out, values in zip(self.buffers[slot], columns):
             out[:n] = torch.utils.data.default_collate(list(values))
         return slot, n
-class Reused:  # batches in shared tensors that are filled again and again: never mapped anew
+class Reused:  # batches in shared tensors that are filled again and again: mapped only once
     def __init__(self, loader):
         size, ahead = loader.batch_size, loader.num_workers * (loader.prefetch_factor or 2)
         first = torch.utils.data.default_collate([loader.dataset[0]] * size)

@@ -282,7 +282,7 @@ def loading_threads(case: Case) -> list[Candidate]:
         *kinds,
         changes=changes,
         predicted_ms=None,
-        how="what the interpreter lock leaves to threads beside the loop, only a trial tells",
+        how="what the interpreter lock leaves to threads next to the loop, only a trial tells",
         caution=_IN_THREAD_CAUTION + (_THREADS_DRAW if drawn else ""),
     )
 

@@ -245,7 +245,7 @@ def _cache(making: Making) -> CodeAdvice | None:
         title=f"Keep what comes before {drawn[0]} in memory",
         code=cached_before(facts, names[first]),
         idea="Take the random transforms out of the dataset, wrap it in one that keeps a list of "
-        "its samples, and call them there, each time anew.",
+        "its samples, and call them there each time.",
         part=making.fetch - stays,
         evidence=f"{what}. {', '.join(drawn)} must be drawn again each epoch, so only what comes "
         f"before is kept: pictures as decoded, about {fmt.n_bytes(held)} where they have the final "

@@ -34,7 +34,7 @@ class _Rank:
 
 
 class Job:
-    """Beats and looks in, alerts out; what has been so far is in `histories`."""
+    """Beats and surroundings in, alerts out; what has been so far is in `histories`."""
 
     def __init__(self, began_s: float) -> None:
         self._began_s = began_s

@@ -1,7 +1,7 @@
 """Follows one process of a run beat by beat, and says what changed, with its cause.
 
-Pure: beats and looks in, alerts out. A change is held back some seconds, until there has been a
-look around that lies behind it.
+Pure: beats and surroundings in, alerts out. A change is held back some seconds, until there has
+been a look around that lies behind it.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import fmean, median, stdev
 
 from loaderdoctor.attribution.cpu import cpu_facts
-from loaderdoctor.estimate import Noise, Sample, t95
+from loaderdoctor.estimate import NORMAL95, Noise, Sample, t95
 from loaderdoctor.facts.loop import UNLIKE_SHARE, CollectionFacts, CompileFacts, StepFacts
 from loaderdoctor.instrument.wire.protocol import Observed, WindowDone
 from loaderdoctor.instrument.wire.records import BoundaryRecord
@@ -22,7 +22,6 @@ from loaderdoctor.units import NS_PER_MS
 
 # Of a window, its steps; the rest was between them. Window means are good to about 2 %.
 MIN_OF_WINDOW = 0.9
-_NORMAL95 = 1.96
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -348,7 +347,7 @@ def _sure_part(records: Sequence[CollectionRecord], n_steps: int) -> float:
         if count
     )
     total = sum(ns)
-    return max(0.0, 1.0 - _NORMAL95 * math.sqrt(variance) / total) if total else 0.0
+    return max(0.0, 1.0 - NORMAL95 * math.sqrt(variance) / total) if total else 0.0
 
 
 def compile_facts(windows: Sequence[WindowDone]) -> CompileFacts | None:

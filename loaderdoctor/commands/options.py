@@ -252,15 +252,27 @@ def output_options(command: F) -> F:
 def profile_options(command: F) -> F:
     """torch.profiler's schedule; what is not given suits the step time found."""
     for option in (
-        click.option("--wait", type=click.IntRange(min=0), help="Profiler schedule: idle steps."),
-        click.option("--warmup", type=click.IntRange(min=0), help="Profiler schedule: warm-up."),
-        click.option("--active", type=click.IntRange(min=1), help="Profiler schedule: recorded."),
-        click.option(
-            "--repeat", type=click.IntRange(min=1), default=1, help="Profiler schedule: cycles."
-        ),
-        click.option("--with-stack", is_flag=True, help="Record Python stacks in the trace."),
         click.option("--profile-memory", is_flag=True, help="Record allocations in the trace."),
-    ):
+        click.option("--with-stack", is_flag=True, help="Record Python stacks in the trace."),
+        click.option(
+            "--repeat",
+            type=click.IntRange(min=1),
+            default=1,
+            show_default=True,
+            help="Profiler schedule: how often these three come, each time with a trace.",
+        ),
+        click.option(
+            "--active", type=click.IntRange(min=1), help="Profiler schedule: steps it records."
+        ),
+        click.option(
+            "--warmup",
+            type=click.IntRange(min=0),
+            help="Profiler schedule: steps in which it runs and keeps nothing.",
+        ),
+        click.option(
+            "--wait", type=click.IntRange(min=0), help="Profiler schedule: steps before it starts."
+        ),
+    ):  # the last one is the first in the help
         command = option(command)
     return command
 
@@ -356,8 +368,8 @@ TRIAL_LIMIT = click.option(
     "trial_limit_s",
     type=Seconds(),
     metavar="SECONDS",
-    help="A trial that takes longer at a time counts as hung.  [default: 4 times what was "
-    "planned, and a batch of it 120 s]",
+    help="A measurement of a trial that takes longer counts as hung.  [default: four times as long "
+    "as planned; waiting for one batch, 120 s]",
 )
 
 

@@ -269,7 +269,7 @@ OVERRULES: tuple[Overrule, ...] = (
     Overrule(
         winner=Kind.AUTOTUNING_EACH_SHAPE,
         losers=(Kind.COMPUTE_DEPENDS_ON_NEW_SHAPES, Kind.CUDNN_BENCHMARK_OFF),
-        reason="the autotuner is what works anew for each shape",
+        reason="the autotuner is what works again for each shape",
     ),
     Overrule(
         winner=Kind.COMPUTE_DEPENDS_ON_NEW_SHAPES,

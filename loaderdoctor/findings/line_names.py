@@ -24,7 +24,7 @@ MIN_STACK_SAMPLES = 18
 LIBRARY_PART = 0.8
 
 _INSTALLED = re.compile(r"-packages/(?P<name>\w+)[/.]")
-_PHASES = {"fetch": "fetching", "collate": "collating", "sampler": "the sampler"}
+PHASES = {"fetch": "fetching", "collate": "collating", "sampler": "the sampler"}
 
 
 def seen_enough(hotspots: Iterable[LineHotspot]) -> bool:
@@ -171,4 +171,4 @@ def seen(*hotspots: LineHotspot) -> str:
     counted = [x for x in hotspots if x.phase == phase]
     n, of = sum(x.n_stack_samples for x in counted), counted[0].of_stack_samples
     share = fmt.share(sum(x.share for x in hotspots))
-    return f"{share} ({n} of {of} stack samples of {_PHASES[phase]})"
+    return f"{share} ({n} of {of} stack samples of {PHASES[phase]})"

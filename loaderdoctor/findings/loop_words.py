@@ -73,7 +73,7 @@ TOLD: Mapping[What, Told] = {
     ),
     "process": Told(
         does="runs another program",
-        advice=f"{_RARELY}, or let it run beside the loop.",
+        advice=f"{_RARELY}, or let it run in the background.",
     ),
     "collect": Told(
         does="collects garbage or empties the allocator's cache",

@@ -9,7 +9,10 @@ from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.model import Finding, Kind
 
-# By the part of the step that they explain.
+# By the part of the step that they explain. In none: `gc-in-workers` and `uneven-shards`, whose
+# time is in what making batches and waiting for the pool cost, but whose remedy no other brings, so
+# that each is told as a cause of its own; `gc-pauses`, which come wherever the loop makes objects;
+# `slow-rank`, which is another rank's time.
 PARTS: Mapping[str, tuple[Kind, ...]] = {
     "input": (
         Kind.MAIN_GUARD_MISSING,

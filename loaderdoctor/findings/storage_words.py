@@ -62,7 +62,7 @@ KINDS = {
     ),
     "fuse": FileSystem(
         name="a FUSE file system",
-        helps="Each call goes through a process of its own (FUSE): read more at once, or copy the "
+        helps="Each call goes through another process (FUSE): read more at once, or copy the "
         "data to a local disk.",
     ),
 }

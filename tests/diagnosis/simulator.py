@@ -1,4 +1,4 @@
-"""A bench with known cost and noise, in place of a measuring process."""
+"""A simulated run with known cost and noise, in place of a measuring process."""
 
 from __future__ import annotations
 

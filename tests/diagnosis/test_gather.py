@@ -1,4 +1,4 @@
-"""The diagnosis driver against a bench whose costs are known."""
+"""The diagnosis driver against a simulated run whose costs are known."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def test_a_lost_plain_window_costs_only_its_round() -> None:
 
 
 def diagnosed(b: RecordingRun, folder: Path, *, wanted: bool = True) -> Report:
-    """The report of a diagnosis over this bench; its trace was never written, and it says so."""
+    """The report of a diagnosis of this run; its trace was never written, and it says so."""
     diagnosis = Diagnosis(
         b,
         target="train.py",

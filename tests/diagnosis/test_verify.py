@@ -1,4 +1,4 @@
-"""Trying candidates against a bench whose true step times are known."""
+"""Trying candidates against a simulated run whose true step times are known."""
 
 from __future__ import annotations
 

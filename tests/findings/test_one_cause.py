@@ -10,6 +10,7 @@ import pytest
 from loaderdoctor.findings.find import find
 from loaderdoctor.findings.model import Finding, Kind, Severity
 from loaderdoctor.findings.one_cause import PARTS, with_aspects
+from loaderdoctor.report.words.summary import CAUSES
 from tests.findings.builders import line, loader, with_exposed, workers
 
 
@@ -66,6 +67,13 @@ def test_shares_that_exceed_the_part_by_the_noise_are_no_aspects() -> None:
     first, second = finding(Kind.TOO_FEW_WORKERS, 0.4), finding(Kind.SAMPLER_BOUND, 0.3)
     assert aspects(first, second, input_=0.66)[1][1] is None
     assert aspects(first, second, input_=0.64)[1][1] == "too-few-workers"
+
+
+def test_whatever_explains_a_verdict_explains_a_part_or_is_named() -> None:
+    of_parts = {kind for part in PARTS.values() for kind in part}
+    of_none = {Kind.GC_IN_WORKERS, Kind.UNEVEN_SHARDS, Kind.GC_PAUSES, Kind.SLOW_RANK}
+    assert set(CAUSES) == of_parts | of_none
+    assert not of_parts & of_none
 
 
 def test_a_kind_is_of_one_part_at_most() -> None:

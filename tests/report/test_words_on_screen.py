@@ -13,6 +13,7 @@ from loaderdoctor.setting_words import READINGS, heading, label, phrase
 from loaderdoctor.settings import AXES, Settings
 from tests.report.console.test_page import REPORTS
 
+ROOT = Path(__file__).parent.parent.parent
 GOLDEN = sorted((Path(__file__).parent / "golden").glob("*.txt"))
 # Axes that torch has under the same name; the others are words of our command line and JSON.
 TORCHS = {
@@ -29,13 +30,20 @@ AS_SETTING = re.compile(
 AS_WORD = re.compile(
     rf"(?<![\w.])(?:{'|'.join(n for n in OURS if '_' in n)})\b|(?<![-\w.])resident\b"
 )
-# HOUSE: what these words were replaced by stands in docs/architecture.md and in the reports.
+# Words that say something to us alone: the screens have plainer ones.
 OLD_GLOSSARY = re.compile(
     r"\b(?:visits?|looks? at code|bench|hot lines?|withheld|doorway|handover|dips|loaderless|"
     r"yardsticks?|confront\w*|glimpsed|ready batch(?:es)?|anew|beside|of its own|is no|are no)\b"
     r"|\bas is → ",
     re.IGNORECASE,
 )
+# On pages, which may say more: words of ours that have a plain one (refused, track, again, ...).
+ON_PAGES = re.compile(
+    r"\b(?:withheld|lanes?|anew|dips?|hot lines?|looks? at code|bench|doorway|loaderless|"
+    r"yardsticks?|confront\w*|glimpsed|races them|in the race)\b",
+    re.IGNORECASE,
+)
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 TO_PERCENT = re.compile(r"([\d.]+) to ([\d.]+) %")
 NOISE = re.compile(r"([\d.,]+) ± ([\d.,]+)")
 
@@ -82,6 +90,14 @@ def test_nor_does_its_page(name: str) -> None:
     assert "loaderdoctor" in seen
     assert ours_in(seen) == []
     assert beyond_all(seen) == []
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_a_page_speaks_no_word_of_ours_that_has_a_plain_one(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    text = re.sub(r"^(```.*?^```|    .*?$)", " ", text, flags=re.MULTILINE | re.DOTALL)  # code
+    text = re.sub(r"`[^`]*`|\]\([^)]*\)", " ", text)  # code in a line, addresses
+    assert [found[0] for found in ON_PAGES.finditer(text)] == []
 
 
 def test_the_patterns_find_what_they_are_for() -> None:

@@ -142,7 +142,7 @@ def test_a_loader_built_in_the_epoch_loop_is_to_be_moved_out_for_its_workers_to_
     done = starved(diagnose(STARVED / "short_epochs.py", "rebuilt", cwd=tmp_path, budget_s=20))
     finding = done.finding("worker-startup-each-epoch")
     assert finding.evidence["loader_built_each_epoch"] is True
-    assert "built anew" in finding.summary
+    assert "built again" in finding.summary
     row = done.settings["persistent_workers"]
     assert "persistent_workers=True" in row.code
     assert "once, before the loop over the epochs" in (row.idea or "")  # it is all of its `if`

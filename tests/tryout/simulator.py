@@ -1,4 +1,4 @@
-"""A bench with known costs and seeded noise, on a virtual clock: no process, no waiting."""
+"""A simulated run with known costs and seeded noise, on a virtual clock: no process, no waiting."""
 
 from __future__ import annotations
 

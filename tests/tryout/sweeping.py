@@ -1,4 +1,4 @@
-"""Whole sweeps over a simulated bench, and the costs they find there."""
+"""Whole sweeps over a simulated run, and the costs they find there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sweep over a simulated bench whose costs are known: what it picks, and how it gets there."""
+"""The sweep over a simulated run whose costs are known: what it picks, and how it gets there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Not the loader: the model does work anew for each new shape that it is given."""
+"""Not the loader: the model does work again for each new shape that it is given."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def recompilation(facts: Facts) -> Finding | None:
 
 
 def autotuning_each_shape(facts: Facts) -> Finding | None:
-    """The autotuner of cuDNN tries its algorithms anew for each new shape.
+    """The autotuner of cuDNN tries its algorithms again for each new shape.
 
     Decides on: steps with batches of new shapes against the same batches again, where
     torch.backends.cudnn.benchmark is on. Uncertain where steps are so slow that nothing could be
@@ -134,7 +134,7 @@ def compute_depends_on_new_shapes(facts: Facts) -> Finding | None:
         facts,
         new,
         Kind.COMPUTE_DEPENDS_ON_NEW_SHAPES,
-        f"The step does work anew for each new shape{named}",
+        f"The step does work again for each new shape{named}",
         f"Keep what is made for a shape (a plan, an index, a mask) for ranges of shapes, or {PAD}.",
         place,
     )
@@ -158,7 +158,7 @@ def _of_new_shapes(
         share=share,
         summary=(
             f"{cause}: {fmt.ms(share * step_ms)} of {fmt.ms(step_ms)} a step. Of batches that the "
-            f"loader made ahead {fmt.share(new.new_part)} had a shape of their own; the same "
+            f"loader made ahead {fmt.share(new.new_part)} had a new shape; the same "
             "batches once more were that much faster."
         ),
         evidence={

@@ -112,7 +112,7 @@ def _advice(part: OutsideFacts, facts: Facts) -> str:
     place = _sampled(part, facts)
     if place is not None:
         return advice_of(place, has_loader=True)
-    return "Do the loop's other work less often, or in a thread or process of its own."
+    return "Do the loop's other work less often, or in another thread or process."
 
 
 def _sampled(part: OutsideFacts, facts: Facts) -> LoopPlace | None:

@@ -103,7 +103,7 @@ def _startup_of_run(facts: Facts) -> Finding | None:
         return None
     of = f" of {len(again)} loaders" if len(again) > 1 else ""
     anew = any(x.id in step.rebuilt for x in again)
-    built = " The loader is built anew for each, in the loop over the epochs." if anew else ""
+    built = " The loader is built again for each, in the loop over the epochs." if anew else ""
     without = _without_workers(facts, cost, explained)
     return Finding(
         kind=Kind.WORKER_STARTUP_EACH_EPOCH,

@@ -204,8 +204,8 @@ def even_shards(stream: StreamRecord | None, num_workers: int) -> str:
         f"map-style dataset, or as many files (save_to_disk(path, num_shards={several})); or as "
         "many workers as divide the shards.",
         "webdataset": "More and equal tar files (wds.ShardWriter(…, maxcount=…)), several for each "
-        "worker; or shards drawn anew without an end (WebDataset(urls, resampled=True) with "
-        ".with_epoch(n)).",
+        "worker; or shards drawn again and again without an end (WebDataset(urls, "
+        "resampled=True) with .with_epoch(n)).",
         "litdata": "Read it with litdata.StreamingDataLoader, which deals out samples, and write "
         "smaller chunks (optimize(…, chunk_bytes=…)).",
         "streaming": "Give StreamingDataset the loader's batch_size, by which it deals samples out "

@@ -113,7 +113,7 @@ def worker_memory_grows(facts: Facts) -> Finding | None:
     Decides on: pages that only one worker has, at the ends of plain windows, and the samples it
     made meanwhile; what the dataset's Python objects can account for is left out, and what malloc
     holds free.
-    Abstains: fewer than four looks at the same workers, or growth that came mostly at first.
+    Abstains: fewer than four readings of the same workers, or growth that came mostly at first.
     Fooled by: a cache that will be full soon; its container and length are named. An allocator that
     does not tell what it holds free, or a library's own: then it is low at most.
     """

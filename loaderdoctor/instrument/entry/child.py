@@ -1,8 +1,8 @@
 """Entry of the measuring process: connect to the command, hook torch, run the user's script.
 
 Started by `MeasuringProcess`; torch is not imported here. Hooks go in right after the script's own
-`import torch` (see `after_import`), so that environment variables the script sets before it
-(CUDA_VISIBLE_DEVICES, OMP_NUM_THREADS) still count.
+`import torch` (see `ImportWatch` of `session/hooks`), so that environment variables the script sets
+before it (CUDA_VISIBLE_DEVICES, OMP_NUM_THREADS) still count.
 
 A script that read from its standard input can't be run again: nobody would answer. What it reads
 with Python's own means is seen at once; what other processes or os.read take shows where standard

@@ -54,7 +54,7 @@ _SEQUENCES = (list, tuple, deque)
 def never_reason(loader: DataLoader[Any]) -> str | None:
     """Why this loader's stream of batches can't be handed over at all; None where it can."""
     if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):
-        return "its data pipes keep their place themselves, and another pool begins anew"
+        return "its data pipes keep their place themselves, and another pool begins again"
     if isinstance(loader.dataset, IterableDataset):
         return (
             "an iterable dataset keeps its place in each worker, and another pool would begin again"

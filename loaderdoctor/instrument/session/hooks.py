@@ -35,7 +35,7 @@ _TORCH = "torch"
 _SAFETENSORS = "safetensors.torch"
 _HELD_BEFORE = (
     "loaderdoctor: this loader was tuned in an earlier recording, and its passes stay as they were "
-    "set there: this one can't see them. Build the loader anew to have it recorded.\n"
+    "set there: this one can't see them. Build a new loader to have it recorded.\n"
 )
 
 

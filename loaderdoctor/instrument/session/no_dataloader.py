@@ -156,7 +156,7 @@ class NoDataLoaderWatch:
 
     @property
     def _trace_path(self) -> Path:
-        return self._session.run_dir.resolve() / "loaderless.json"
+        return self._session.run_dir.resolve() / "no-dataloader.json"
 
     def _capture(
         self, step_ms: float, device: torch.device | None, *, fewest: int

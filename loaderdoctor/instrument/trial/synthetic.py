@@ -19,7 +19,7 @@ MAX_RECORDED = 24  # a buffer that isn't full by then won't be
 
 REPEATS_SHAPES = (
     "synthetic: the batches differ in shape, and a few of them are handed out again and again. "
-    "What the model does anew for each new shape (compiling, tuning, planning) is spared it too, "
+    "What the model does again for each new shape (compiling, tuning, planning) is spared it too, "
     "so that the bound may be more than loading costs; `loaderdoctor diagnose` tells them apart."
 )
 

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from loaderdoctor import format as fmt
+from loaderdoctor.findings.line_names import PHASES
 from loaderdoctor.format import plain
 from loaderdoctor.report.console.brief import BriefPage
 from loaderdoctor.report.console.renderables import Legible
@@ -45,7 +46,6 @@ from loaderdoctor.report.words.parts import is_outside, whole_of
 from loaderdoctor.setting_words import heading
 
 _HOT_LINES = 3
-_PHASES = {"fetch": "fetching", "collate": "collating", "sampler": "the sampler"}
 
 
 def render_report(
@@ -139,7 +139,7 @@ def _workers(workers: Workers | None, others: Sequence[str]) -> RenderableType |
     named = [line for line in workers.lines if line["named"]]
     for line in named[:_HOT_LINES]:
         where = f"{line['file']}:{line['line']}"
-        seen = f"{line['n_looks']} of {line['of_looks']} stack samples of {_PHASES[line['phase']]}"
+        seen = f"{line['n_looks']} of {line['of_looks']} stack samples of {PHASES[line['phase']]}"
         text = Text(f"{fmt.share(line['share'])} ({seen}) at {plain(where)}")
         if line["code"]:
             text.append(f"  {plain(str(line['code']).strip())}", style="cyan")

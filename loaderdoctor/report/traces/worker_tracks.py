@@ -1,4 +1,4 @@
-"""Lanes of our own for a trace: what workers and the pin-memory thread did -> trace events.
+"""Tracks of our own for a trace: what workers and the pin-memory thread did -> trace events.
 
 Each worker gets its own pid (its real one) with a row for the batches it makes and one for the
 queue's feeder thread. The pin-memory thread, and batch making at 0 workers, get rows of the

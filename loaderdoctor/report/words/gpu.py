@@ -105,7 +105,7 @@ def _matched(idle_gaps: IdleGapFacts) -> str:
 
 
 def epoch_sentence(busy: BusyFacts, step: StepFacts | None) -> str:
-    """Dips at epochs that the window is too short to show, as plain windows timed them; or none."""
+    """Idle gaps at epochs that the window is too short to show, by plain windows; or none."""
     if step is None or step.boundary_ms is None or not step.steps_per_epoch:
         return ""
     epoch_ms = step.wall_ms.value * step.steps_per_epoch

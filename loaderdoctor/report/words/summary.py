@@ -68,12 +68,17 @@ CAUSES: Mapping[Kind, str] = {
     Kind.SLOW_RANK: "one rank is slower than the others",
 }
 _CAUSE_OF = {kind.value: words for kind, words in CAUSES.items()}  # kinds as report.json has them
-_HOST = (Kind.SYNC_EVERY_STEP, Kind.LAUNCH_BOUND, Kind.WORK_BETWEEN_STEPS, Kind.GC_PAUSES)
+# Those of a part of the step, and those that explain it but are aspects of nothing in it.
 _OF_BOUND: Mapping[Bound, tuple[Kind, ...]] = {
-    "input": tuple(kind for kind in CAUSES if kind not in (*_HOST, *PARTS["copy"], Kind.SLOW_RANK)),
+    "input": (*PARTS["input"], Kind.GC_IN_WORKERS, Kind.UNEVEN_SHARDS),
     "copy": PARTS["copy"],
     "communication": (Kind.SLOW_RANK,),
-    "host": (*_HOST, Kind.GIL_CONTENTION, Kind.THREAD_OVERSUBSCRIPTION),
+    "host": (
+        *PARTS["host"],
+        Kind.GC_PAUSES,
+        Kind.GIL_CONTENTION,
+        Kind.THREAD_OVERSUBSCRIPTION,
+    ),
 }
 _COST: Mapping[Bound, str] = {
     "input": "Waiting for the loader costs",

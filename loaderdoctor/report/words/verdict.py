@@ -19,7 +19,7 @@ from loaderdoctor.report.words.first_screen import sentences
 NEW_SHAPES: Mapping[str, str] = {
     Kind.RECOMPILATION.value: "torch.compile compiles again and again",
     Kind.AUTOTUNING_EACH_SHAPE.value: "cuDNN is tuned for each new shape",
-    Kind.COMPUTE_DEPENDS_ON_NEW_SHAPES.value: "each new shape costs it anew",
+    Kind.COMPUTE_DEPENDS_ON_NEW_SHAPES.value: "each new shape costs it again",
 }
 _BOUND_WORDS = {
     "input": "Input-bound",

@@ -72,7 +72,7 @@ PLANS = Case(
     share=0.6,
     severity=Severity.HIGH,
     evidence={"new_shape_ms_per_step": 6.0, "line": 16},
-    says=("anew for each new shape, most of it in shape_words", "100 %", "ad batches to"),
+    says=("again for each new shape, most of it in shape_words", "100 %", "ad batches to"),
     silent={
         "within the noise": new_shapes(estimate(1.0, margin=2.0)),
         "next to nothing": new_shapes(estimate(0.2)),

@@ -138,7 +138,7 @@ def test_a_loader_built_for_each_epoch_must_be_kept_for_its_workers_to_stay() ->
     facts = joined(step=replace(STEP, rebuilt=frozenset({THREE[0].id})))
     finding = worker_startup_each_epoch(facts)
     assert finding is not None
-    assert "built anew" in finding.summary
+    assert "built again" in finding.summary
     assert "of a loader built once" in finding.predictions[0].sentence
     assert finding.evidence["loader_built_each_epoch"] is True
 

@@ -1,4 +1,4 @@
-"""A script run by the bench can't tell that it isn't run by plain python."""
+"""A script that we run can't tell that it isn't run by plain python."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def plain(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def watched(
     folder: Path, target: Target, capfd: pytest.CaptureFixture[str]
 ) -> tuple[int, str, str, str]:
-    """Exit code, how it ended, stdout and stderr of a run under the bench."""
+    """Exit code, how it ended, stdout and stderr of a script that we ran."""
     before = Path.cwd()
     os.chdir(folder)
     capfd.readouterr()

@@ -107,7 +107,7 @@ case $chapter in
     ranks)
         part python3 benchmarks/ranks.py --budget 15 --json "$folder/ranks.json"
         part python3 -m pytest -q -s -p no:cacheprovider -m gpu tests/instrument/session/test_ranks_gpu.py
-        part python3 -m pytest -q -s -p no:cacheprovider -m gpu tests/sweep/test_jobs.py
+        part python3 -m pytest -q -s -p no:cacheprovider -m gpu tests/commands/sweep/test_command_jobs.py
         part python3 -m loaderdoctor sweep --recipe compute --grid ddp=data_parallel,ddp --rounds 3 --budget 90 --output "$folder/runs/ddp" -- --case parallel
         ;;
     light)

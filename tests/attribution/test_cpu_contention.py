@@ -144,8 +144,8 @@ def test_batches_that_lay_ready_are_waited_for_because_of_the_neighbour() -> Non
 
 
 def test_bursts_of_a_worker_that_idles_otherwise_stay_the_loaders() -> None:
-    # `buckets`: 32 samples read ahead of eight batches. Its worker idles 57 % of the time, and the
-    # loop waits for the first of the eight while it reads.
+    # Batches by length: 32 samples read ahead of eight batches. The worker idles 57 % of the time,
+    # and the loop waits for the first of the eight while it reads.
     reading = workers(idle_share=0.57, unready_share=0.9, run_wait_share=0.0)
     claim = claimed(without_neighbours(BESIDE, other(1.6), reading, 2.0))
     assert claim is not None and claim.input_ms is not None
@@ -224,8 +224,8 @@ def test_what_a_batch_takes_beside_late_wake_ups_stays_the_loaders() -> None:
 
 
 def test_one_noisy_round_beside_others_is_no_cost_of_batches_that_lay_ready() -> None:
-    # `own_trainer`, one worker idle 86 % beside load 12: 25 ± 72 ms by one round, and its fetches
-    # take 1.6 ms of CPU time and 9.4 ms of waiting for a CPU.
+    # One worker that is idle 86 % of the time, beside load 12: 25 ± 72 ms by one round, and its
+    # fetches take 1.6 ms of CPU time and 9.4 ms of waiting for a CPU.
     once = replace(
         WAITED,
         wait_ms=Estimate(value=15.9, low=0.0, high=46.0, n=2),

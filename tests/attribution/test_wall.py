@@ -160,8 +160,8 @@ def test_shares_of_all_the_time_sum_to_one() -> None:
 @pytest.mark.parametrize(
     ("input_", "host", "surely", "wall", "bound", "severity"),
     [
-        # `gan` and `accumulate_validate` beside three busy programs on two CPUs: 34 and 22 % input
-        # alone, 14 % host.
+        # `gan`, and a loop that accumulates gradients and validates, beside three busy programs on
+        # two CPUs: 34 and 22 % input alone, 14 % host.
         (0.19, 0.44, 0.09, None, "input", "moderate"),
         (0.17, 0.46, 0.06, outside(2.1), "outside", "moderate"),
         # What surely is the host's is the largest, or all there is.

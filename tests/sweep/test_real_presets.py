@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from loaderdoctor.sweep import timings_file
-from tests.sweep.test_command import ENVIRONMENT, SLOW_LOADER, loaderdoctor
+from tests.commands.sweep.test_command import ENVIRONMENT, SLOW_LOADER, loaderdoctor
 
 pytestmark = pytest.mark.slow
 VERDICTS = {"agrees", "disagrees", "not separable from noise", "not testable here"}

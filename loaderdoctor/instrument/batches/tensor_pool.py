@@ -5,13 +5,16 @@ Loops change their batch in place (`x.div_(255)`), grow gradients on it, or set
 storage's version counter, which that object shares, tells whether the content was changed.
 Changed content is put back by `restore()` between windows. A loop that changes its batch each
 step gets as many copies as a window uses, so that nothing has to be put back inside the timed
-part; only when memory doesn't allow that it happens there, and `inline_ns` counts it.
+part; only when memory doesn't allow that it happens there, and `inline_ns` counts it. What the loop
+still holds of an earlier step (the batch before, a graph that is not run back yet) is its own: a
+new copy takes its place, and nothing is written into it.
 """
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +24,8 @@ from loaderdoctor.instrument.batches.h2d import raw_copy
 # A prefetcher of the loop holds a batch or two ahead: with that many copies they are different
 # tensors already when the first change is noticed.
 FIRST_COPIES = 4
+# References to a storage that one tensor alone has: its own, and that of the object which is asked.
+HELD_BY_ONE = 2
 # As many hand-outs as a window has; beyond, putting back inside the window is cheaper than memory.
 MAX_COPIES = 128
 
@@ -147,7 +152,7 @@ class TensorPool:
                 current.wait_stream(usual)
 
     def _refill(self, copy: _Copy) -> None:
-        if _is_plain(self._pristine):
+        if _is_plain(self._pristine) and not _is_held(copy.tensor):
             raw_copy(_writable(copy.tensor), _writable(self._pristine))
         else:
             copy.tensor = clone(self._pristine, pinned=self._pinned)
@@ -215,6 +220,12 @@ def _is_plain(tensor: Tensor) -> bool:
 
 def _is_pinned(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and torch.cuda.is_available() and tensor.is_pinned()
+
+
+def _is_held(tensor: Tensor) -> bool:
+    """Whether another tensor, a view or a graph has its memory as well."""
+    count: Any = torch._C._storage_Use_Count
+    return bool(count(tensor.untyped_storage()._cdata) > HELD_BY_ONE)
 
 
 def _writable(tensor: Tensor) -> Tensor:

@@ -17,7 +17,13 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from loaderdoctor.instrument.batches import replay_buffer as module
 from loaderdoctor.instrument.batches.batch_tree import UnsupportedBatch, rebuild, tensors
 from loaderdoctor.instrument.batches.replay_buffer import ReplayBuffer
-from loaderdoctor.instrument.batches.tensor_pool import Budget, TensorPool, clone, held_bytes
+from loaderdoctor.instrument.batches.tensor_pool import (
+    FIRST_COPIES,
+    Budget,
+    TensorPool,
+    clone,
+    held_bytes,
+)
 
 
 class Pair(NamedTuple):
@@ -245,6 +251,39 @@ def test_changes_in_place_never_reach_the_next_hand_out() -> None:
         assert labels.tolist() == [0, 1]
         assert torch.equal(x, X / 255)
     assert replay_buffer.inline_ns > 0
+
+
+def test_what_the_loop_still_holds_of_earlier_steps_stays_as_it_made_it() -> None:
+    replay_buffer = record([X])
+    weight = torch.ones((), requires_grad=True)
+    held, losses = [], []
+    for step in range(20):
+        (x,) = replay_buffer.next_batch()
+        assert torch.equal(x, X)
+        x.mul_(step)
+        held.append(x[1:] if step % 2 else x.detach())
+        losses.append((weight * x).sum())
+        if step == 10:
+            replay_buffer.restore()
+        del x
+    for step, x in enumerate(held):
+        assert torch.equal(x, (X[1:] if step % 2 else X) * step)
+    # Not "modified by an inplace operation".
+    (gradient,) = torch.autograd.grad(torch.stack(losses).sum(), weight)
+    assert torch.equal(gradient, X.sum() * sum(range(20)))
+
+
+def test_memory_that_the_loop_let_go_is_used_again() -> None:
+    replay_buffer = record([X])
+    places = set()
+    for _ in range(20):
+        (x,) = replay_buffer.next_batch()
+        places.add(x.data_ptr())
+        x.mul_(2)
+        del x
+    replay_buffer.restore()
+    pool = replay_buffer._recorded[0].pools[0]
+    assert len(places) <= FIRST_COPIES and pool.n_copies == 20
 
 
 def test_after_restore_a_window_as_long_as_the_last_undoes_nothing_inside() -> None:

@@ -41,3 +41,5 @@ def test_bounds_that_promise_everything_are_seen_to_be_far() -> None:
     assert "3 of 3 steps came within 15 %" in near
     far = judge_traces.tightness([(10.0, 0.0, 5.0), (10.0, 1.0, 8.0)])
     assert "saves 3.25 times" in far and "0 of 2 steps" in far
+    assert judge_traces.decides(4.5, 5.0) and judge_traces.decides(5.5, 5.0)
+    assert not judge_traces.decides(1.0, 5.0) and not judge_traces.decides(0.0, 5.0)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from loaderdoctor.instrument.session.loaders import LoaderRegistry
 from loaderdoctor.instrument.wire.protocol import WindowRequest
 from loaderdoctor.settings import Settings
 from tests.instrument.watched import Numbers, Trainer, loader_of, watch
@@ -122,3 +124,14 @@ def test_epochs_of_a_loader_built_for_each_are_told_from_those_of_one(rebuilt: b
     watched = watch(loop, WindowRequest(id=1, mode="plain", n_steps=12))
     later = [b.rebuilt for b in watched.windows[0].boundaries if not b.first]
     assert later and set(later) == {rebuilt}
+
+
+def test_where_a_loader_is_built_and_read_its_files_are_known() -> None:
+    registry = LoaderRegistry()
+    loader = DataLoader(Numbers(4))
+    registry.built(loader)
+    state = registry.state_of(loader)
+    assert str(Path(__file__).resolve()) in registry.files()
+    state.loop = "engine.py:12"
+    assert "engine.py" in registry.files()
+    assert all(name == "engine.py" or Path(name).is_absolute() for name in registry.files())

@@ -27,6 +27,9 @@ _T95 = (
     2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 )  # fmt: skip
 NORMAL95 = 1.960
+# A gain below this part of the step is not worth a change of code or of settings, and would take
+# long to prove: two means of one setting differ by about 1 % on a quiet machine.
+MIN_GAIN_SHARE = 0.02
 
 Interval = tuple[float, float]
 

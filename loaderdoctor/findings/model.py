@@ -8,12 +8,9 @@ from enum import Enum
 from typing import Literal
 
 from loaderdoctor import format as fmt
+from loaderdoctor.estimate import MIN_GAIN_SHARE
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.settings import Settings, Value
-
-# A gain below this part of the step is not worth a change of code: two means of one setting differ
-# by about 1 % on a quiet machine.
-MIN_GAIN_SHARE = 0.02
 
 
 class Kind(str, Enum):

@@ -8,10 +8,9 @@ from loaderdoctor import format as fmt
 from loaderdoctor.advice.code import Written, written_together
 from loaderdoctor.advice.training import changes_training
 from loaderdoctor.advice.writing import written
-from loaderdoctor.estimate import Estimate, interval
+from loaderdoctor.estimate import MIN_GAIN_SHARE, Estimate, interval
 from loaderdoctor.facts.own_settings import own_settings
 from loaderdoctor.facts.whole import Facts
-from loaderdoctor.findings.model import MIN_GAIN_SHARE
 from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.report.model import NotAdvised, Recommendation
 from loaderdoctor.setting_words import capitalised, phrase

@@ -8,7 +8,7 @@ simplicity is worth, the next simplest takes its place (`ranking.rank` says whic
 
 from __future__ import annotations
 
-from loaderdoctor.findings.model import MIN_GAIN_SHARE
+from loaderdoctor.estimate import MIN_GAIN_SHARE
 from loaderdoctor.tryout import elimination, windows
 from loaderdoctor.tryout.known import Done, Known, Round, Window
 from loaderdoctor.tryout.ranking import MIN_PAIRS, Ranking

@@ -18,8 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from loaderdoctor.estimate import Noise
-from loaderdoctor.findings.model import MIN_GAIN_SHARE
+from loaderdoctor.estimate import MIN_GAIN_SHARE, Noise
 from loaderdoctor.tryout import windows
 from loaderdoctor.tryout.comparing import EQUAL_SHARE, widening
 from loaderdoctor.tryout.known import Done, Known, Round, Window

@@ -15,8 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
-from loaderdoctor.estimate import ByRound, Estimate, Noise
-from loaderdoctor.findings.model import MIN_GAIN_SHARE
+from loaderdoctor.estimate import MIN_GAIN_SHARE, ByRound, Estimate, Noise
 from loaderdoctor.settings import Settings
 from loaderdoctor.tryout.comparing import (
     ONE_MACHINE,

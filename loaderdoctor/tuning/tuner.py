@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from loaderdoctor.estimate import Estimate
+from loaderdoctor.estimate import MIN_GAIN_SHARE, Estimate
 from loaderdoctor.settings import Settings
 from loaderdoctor.tuning.budget import Budget
 from loaderdoctor.tuning.candidates import (
@@ -41,8 +41,6 @@ from loaderdoctor.tuning.step_windows import (
     saves_boundaries,
 )
 
-# Shorter by less is not worth a change of settings, and would take long to prove.
-MIN_GAIN_SHARE = 0.02
 # Windows of the loop's own before anything is tried: with four, Student's factor is 3.2.
 MIN_OWN_WINDOWS = 4
 # The loop's first steps: caches, compilation, autotuning.

@@ -19,12 +19,12 @@ from loaderdoctor.tryout.comparing import (
     by_speed,
     compared,
     is_tied,
-    simplest,
 )
 from loaderdoctor.tryout.competition import Competition
 from loaderdoctor.tryout.known import Loop
 from loaderdoctor.tryout.measuring import Equipment, OverError
 from loaderdoctor.tryout.rounds import Driver
+from loaderdoctor.tryout.simplicity import SIMPLER_SHARE, simplest
 from loaderdoctor.tryout.trials import Options, Trial
 from loaderdoctor.tryout.windows import MIN_STEPS
 
@@ -187,15 +187,15 @@ class Verifier:
         return _shown([*alone, *(t for t in together if t.settings != winner.settings)], best)
 
     def _simplest(self, ranked: Sequence[Compared]) -> Compared:
-        """Of those that cannot be told from the fastest."""
+        """Of those that cannot be told from the fastest, and take hardly longer."""
         best = ranked[0]
         tied = [
             one
             for one in ranked
+            if one.part <= best.part * (1 + SIMPLER_SHARE)
             if one is best or is_tied(one.steps, best.steps, best.noise, len(ranked))
         ]
-        own = self._driver.loop.own
-        return tied[simplest([(one.part, one.settings) for one in tied], own)]
+        return tied[simplest([one.settings for one in tied], self._driver.loop.own)]
 
     def _added(self, settings: Sequence[Settings], *, in_code: bool = False) -> tuple[int, ...]:
         """Trials of these settings, by index."""

@@ -1,7 +1,7 @@
 """A trial next to the loop as it is: its gain, and whether that is beyond the noise.
 
-Only rounds that hold both are compared, so that drift cancels. `noise.Noise` gives few windows an
-interval, and `BaselineRatio` makes windows of unlike machines comparable.
+Only rounds that hold both are compared, so that drift cancels. `estimate.Noise` gives few windows
+an interval, and `BaselineRatio` makes windows of unlike machines comparable.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from types import MappingProxyType
 
 from loaderdoctor.attribution.step import window_times
 from loaderdoctor.estimate import NORMAL95, ByRound, Estimate, Noise, Sample
-from loaderdoctor.facts.own_settings import meaning
 from loaderdoctor.instrument.wire.protocol import WindowDone
-from loaderdoctor.settings import AXES_BY_NAME, Settings
+from loaderdoctor.settings import Settings
 from loaderdoctor.tryout.trials import Measurement, Phase, Trial
 from loaderdoctor.tryout.windows import MIN_ROUNDS
 from loaderdoctor.units import NS_PER_MS
@@ -24,8 +23,6 @@ from loaderdoctor.units import NS_PER_MS
 # Two means of the same setting differ by about 1 % on a quiet machine (window spread of 2 %,
 # four windows or more): a smaller difference is none, however narrow the interval.
 EQUAL_SHARE = 0.01
-# A simpler setting is recommended over the best if it costs at most this much more.
-SIMPLER_SHARE = 0.03
 # Below this part of a step a gain is not worth the time to decide it.
 WORTH_DECIDING = 0.05
 # What a new process of one script differs by from another, as a standard deviation of the logarithm
@@ -124,7 +121,7 @@ class Compared:
 
     @property
     def helps(self) -> bool:
-        """Whether the gain is beyond the noise: one round may show it (see `noise`).
+        """Whether the gain is beyond the noise: one round may show it (see `estimate.Noise`).
 
         Of many settings that change nothing one looks good by chance: the interval is widened for
         all that are tried (`benchmarks/false_gains.py`).
@@ -215,24 +212,6 @@ def _widening_of_gains(n_comparisons: int) -> float:
     """Likewise where only one end is looked at: no loss is claimed of any of them."""
     normal = NormalDist()
     return max(1.0, normal.inv_cdf(1 - 0.05 / max(1, n_comparisons)) / normal.inv_cdf(0.975))
-
-
-def simplest(tied: Sequence[tuple[float, Settings]], own: Settings) -> int:
-    """Of those tied, as (step, settings): the simplest that costs hardly more than the fastest."""
-    limit = min(step for step, _ in tied) * (1 + SIMPLER_SHARE)
-    near = [i for i, (step, _) in enumerate(tied) if step <= limit]
-    return min(near, key=lambda i: _complexity(tied[i][1], own))
-
-
-def _complexity(settings: Settings, own: Settings) -> tuple[int, int, int, int]:
-    """What a setting asks for: workers, then memory, then changes of the loop's code, then all."""
-    full = meaning(settings, own)
-    in_loop = sum(
-        AXES_BY_NAME[name].where != "DataLoader" and value not in (False, "off")
-        for name, value in settings.changed().items()
-    )
-    # Changes of the loop's code weigh more than an argument of the loader.
-    return full.num_workers or 0, full.queue_length, in_loop, len(settings.changed())
 
 
 # The loop's own settings as the measure of each node.

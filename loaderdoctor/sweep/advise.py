@@ -16,7 +16,7 @@ from loaderdoctor.report.model import NotAdvised, Recommendation
 from loaderdoctor.setting_words import capitalised, phrase
 from loaderdoctor.settings import AXES_BY_NAME, Settings, Value
 from loaderdoctor.tryout.comparing import in_new_processes
-from loaderdoctor.tryout.ranking import Ranking
+from loaderdoctor.tryout.ranking import AFTER_EACH, Ranking
 from loaderdoctor.tryout.recommending import recommendations
 from loaderdoctor.tryout.simplicity import SIMPLER_SHARE, needed_changes
 
@@ -190,20 +190,33 @@ def nearness_sentence(ranking: Ranking) -> str:
     label = ranking.results[best].settings.label()
     again = ranking.slower.get(chosen)
     if again is not None:
-        longer = f"took {fmt.share(again.value)} longer"
-        took = longer if again.value >= TOLD else "took no longer"
         return (
-            f"It is the simplest of {len(alike | {best}) + 1} trials within "
-            f"{fmt.share(SIMPLER_SHARE)} of the fastest, as far as noise tells: measured next to "
-            f"that, {label}, it {took}."
+            f"It is the simplest of {ranking.n_equal} trials within {fmt.share(SIMPLER_SHARE)} of "
+            f"the fastest, as far as noise tells: measured next to that, {label}, "
+            f"it {_took(again)}."
         )
-    faster = fmt.share(1.0 - fastest.value / one.value)
-    if chosen not in ranking.tied_with:
-        return f"{capitalised(label)} is {faster} faster, too little for what more it takes."
-    return (
-        f"It is the simplest of {len(alike) + 1} trials that cannot be told apart; the fastest of "
-        f"them, {label}, took {faster} less time, within the noise."
-    )
+    less = fmt.share(1.0 - fastest.value / one.value)
+    if chosen in ranking.tied_with:
+        return (
+            f"It is the simplest of {len(alike) + 1} trials that cannot be told apart; the fastest "
+            f"of them, {label}, took {less} less time, within the noise."
+        )
+    if one.value > (1.0 + SIMPLER_SHARE) * fastest.value:
+        return (
+            f"{capitalised(label)} took {less} less time in the rounds, but too little was "
+            "measured to say how much of that is luck: measure longer with --budget."
+        )
+    return f"{capitalised(label)} is {less} faster, too little for what more it takes."
+
+
+def _took(slower: Estimate) -> str:
+    """How much longer it took beside the fastest; the interval where that is not simplicity's."""
+    if slower.value < TOLD:
+        return "took no longer"
+    if slower.value <= SIMPLER_SHARE:
+        return f"took {fmt.share(slower.value)} longer"
+    value, margin = (100 * x for x in (slower.value, AFTER_EACH * slower.margin))
+    return f"took {value:.0f} ± {margin:.0f} % longer, which noise may explain"
 
 
 def _written(name: str, settings: Settings, facts: Facts) -> Written:

@@ -30,7 +30,8 @@ MEASUREMENT_FACTOR = 2.5
 # Two pools of workers started and ended, the second for the epoch boundary: four forked workers
 # take 0.2 s each time on two busy cores.
 MEASUREMENT_OPEN_S = 0.5
-LONGEST_EPOCH_S = 2.0  # of those that are measured whole
+# Of epochs that are measured whole, less than a sweep's: its few rounds come out of a short budget.
+LONGEST_OF_DIAGNOSIS_S = 2.0
 # Where a pool is opened anew for each window, its start and the batches that are dropped take most
 # of the time: the windows of a round take this part of that again, which adds more to what they
 # tell than to what they take, up to so many steps. Of an imagenet loop of 297 ms a step with four
@@ -184,7 +185,9 @@ class Competition:
         step_s = one.step.value / 1e3 if one.step is not None else known.loop.step_s
         epoch = known.loop.steps_per_epoch
         queue = full.queue_length
-        if epoch and measured_whole(epoch, queue=queue, step_s=step_s, longest_s=LONGEST_EPOCH_S):
+        if epoch and measured_whole(
+            epoch, queue=queue, step_s=step_s, longest_s=LONGEST_OF_DIAGNOSIS_S
+        ):
             return math.ceil(size.n_steps / epoch) * epoch
         return size.whole(full.num_workers or 1)
 

@@ -27,7 +27,7 @@ SECOND_CAP = 1.5
 
 def confirmed(known: Known, last: Round | None) -> Round | Done:
     """The candidate, the loop's own settings and the fastest in rounds of alternating order."""
-    ranking = known.ranking()
+    ranking = known.ranking(proposing=True)
     candidate = 1 if known.options.part == "confirm" else ranking.candidate
     if not candidate:
         return Done()
@@ -48,8 +48,12 @@ def confirmed(known: Known, last: Round | None) -> Round | Done:
             among = among[:2]
         elif not _gain_is_open(ranking):
             among = among[1:]
-    if done >= MIN_PAIRS:
-        round_s = sum(known.cost(trial).measurement_s(plan.window_s) for trial in among)
+    round_s = sum(known.cost(trial).measurement_s(plan.window_s) for trial in among)
+    if done < MIN_PAIRS:  # fewer tell nothing; of another candidate there were enough
+        end_s = SECOND_CAP * known.options.budget_s
+        if last is not None and (MIN_PAIRS - done) * round_s > end_s - known.spent_s:
+            return Done()
+    else:
         slow = ranking.looks_too_slow(candidate) or ranking.may_be_too_slow(candidate, blind=True)
         undecided = slow or _undecided(ranking)
         if round_s > _left_s(known, undecided=undecided, is_open=is_open):

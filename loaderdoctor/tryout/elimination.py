@@ -111,7 +111,7 @@ def pairs_s(ranking: Ranking, costs: Mapping[int, Spend]) -> float:
 
     `costs` are of one more window of each trial alive, and of the loop's own.
     """
-    leader = min((ranking.results[i] for i in costs), key=_cost)
+    leader = min((ranking.results[i] for i in costs), key=lambda one: one.ranked_ms)
     return MIN_PAIRS * (costs[0].seconds + costs[leader.index].seconds)
 
 
@@ -138,7 +138,7 @@ def after_round(
     noise = ranking.noise
     if not ran or noise is None:
         return Field(alive=tuple(alive), ending="spent")
-    leader = min(ran, key=_cost)
+    leader = min(ran, key=lambda one: one.ranked_ms)
     # How many were compared from the start: the leader was chosen among them all.
     n_compared = sum(r.cost_ms is not None for r in ranking.results)
     stay = [r for r in ran if not _behind(r, leader, noise, n_compared)]
@@ -156,7 +156,7 @@ def after_round(
 
 def _halved(stay: list[Result], costs: Mapping[int, Spend], left: Spend) -> list[Result]:
     """The faster half, as often as it takes for LAST_ROUNDS to be paid for; two at least."""
-    kept = sorted(stay, key=_cost)
+    kept = sorted(stay, key=lambda one: one.ranked_ms)
     while len(kept) > 2 and not _fit(kept, costs, left, n_rounds=LAST_ROUNDS):
         kept = kept[: max(2, (len(kept) + 1) // 2)]
     return kept
@@ -177,13 +177,13 @@ def _behind(one: Result, leader: Result, noise: Noise, n_compared: int) -> bool:
     if diff is None or not diff.bounded:
         return False
     margin = diff.margin * widening(n_compared - 1)
-    return diff.value - margin > EQUAL_SHARE * _cost(leader)
+    return diff.value - margin > EQUAL_SHARE * leader.ranked_ms
 
 
 def _equal(one: Result, leader: Result, noise: Noise) -> bool:
     """Surely no further from the leader than a difference that matters."""
     diff = noise.difference(one.by_round, leader.by_round)
-    return diff is not None and diff.bounded and diff.high <= MIN_GAIN_SHARE * _cost(leader)
+    return diff is not None and diff.bounded and diff.high <= MIN_GAIN_SHARE * leader.ranked_ms
 
 
 def _can_beat(stay: Sequence[Result], own: Result, noise: Noise, n_compared: int) -> bool:
@@ -194,14 +194,10 @@ def _can_beat(stay: Sequence[Result], own: Result, noise: Noise, n_compared: int
         gain = noise.difference(own.by_round, one.by_round)
         if gain is None or not gain.bounded:
             return True
-        if gain.value + gain.margin * widening(n_compared - 1) >= MIN_GAIN_SHARE * _cost(own):
+        if gain.value + gain.margin * widening(n_compared - 1) >= MIN_GAIN_SHARE * own.ranked_ms:
             return True
     return False
 
 
 def _indexes(stay: Sequence[Result]) -> tuple[int, ...]:
     return tuple(sorted(r.index for r in stay))
-
-
-def _cost(one: Result) -> float:
-    return one.cost_ms.value if one.cost_ms is not None else float("inf")

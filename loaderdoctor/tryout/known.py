@@ -84,13 +84,17 @@ class Known:
         """Seconds left until then."""
         return self.end_s(share) - self.spent_s
 
-    def ranking(self) -> Ranking:
-        """The ranking of what has been measured so far."""
+    def ranking(self, *, proposing: bool = False) -> Ranking:
+        """The ranking of what has been measured so far.
+
+        `proposing`: its candidate is whom to measure beside the fastest, where that is done.
+        """
         return rank(
             self.trials,
             own=self.loop.own,
             steps_per_epoch=self.loop.steps_per_epoch,
             beside=self.options.beside_fastest,
+            proposing=proposing and self.options.beside_fastest,
         )
 
     def by_speed(self) -> list[int]:

@@ -36,6 +36,11 @@ class Result:
     on_cluster: bool = False
     apart: bool = False  # on a machine unlike the others'
 
+    @property
+    def ranked_ms(self) -> float:
+        """What it is ranked by; infinite where nothing was measured."""
+        return self.cost_ms.value if self.cost_ms is not None else float("inf")
+
 
 def baseline_ratio_of(own: Trial, steps_per_epoch: int | None) -> BaselineRatio:
     """Of a sweep on a cluster; ONE_MACHINE where trial 0 was measured in no group."""

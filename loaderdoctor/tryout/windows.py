@@ -47,7 +47,7 @@ MAX_ROUNDS = 8
 GRID_ROUNDS = 5
 # A process of its own: interpreter, torch, the script's imports and its first warm steps.
 PROCESS_S = 8.0
-LONGEST_EPOCH_S = 5.0  # of those that are measured whole
+LONGEST_EPOCH_S = 5.0  # of a sweep's that are measured whole
 # What opening a trial is thought to cost before it was seen: forked workers answer after
 # 50–100 ms, spawned ones import torch again (about 3 s).
 MIN_WARMUP = 3

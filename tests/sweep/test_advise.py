@@ -9,7 +9,7 @@ import pytest
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts.own_settings import AS_IS, meaning, own_settings
 from loaderdoctor.settings import Settings
-from loaderdoctor.sweep.advise import recommended_rows, verdict_of_sweep
+from loaderdoctor.sweep.advise import nearness_sentence, recommended_rows, verdict_of_sweep
 from loaderdoctor.sweep.evidence import SweepEvidence
 from loaderdoctor.sweep.report_rows import best_row
 from loaderdoctor.sweep.run import Sweep
@@ -116,6 +116,35 @@ def test_a_candidate_that_is_not_recommended_is_told_as_it_was_measured(
     assert told.candidate
     assert not told.worth_changing
     assert said in verdict_of_sweep(told)
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        (1.04, "is 4 % faster, too little for what more it takes"),
+        (1.72, "took 42 % less time in the rounds, but too little was measured"),
+    ],
+)
+def test_a_fastest_that_is_much_faster_is_never_called_too_little(part: float, said: str) -> None:
+    ranking = swept(4.0)[0].ranking()
+    own, fastest, chosen = ranking.results
+    assert fastest.cost_ms is not None
+    results = (own, fastest, replace(chosen, cost_ms=fastest.cost_ms.scaled(part)))
+    told = replace(ranking, results=results, best=1, candidate=2, tied_with=(), slower={})
+    assert told.worth_changing
+    assert said in nearness_sentence(told)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(0.001, "took no longer"), (0.03, "took 3 % longer"), (0.18, "took 18 ± 25 % longer, which")],
+)
+def test_what_simplicity_is_not_worth_is_told_with_its_noise(value: float, said: str) -> None:
+    ranking = swept(4.0)[0].ranking()
+    slower = {2: Estimate.around(value, 0.2, n=5)}
+    told = replace(ranking, best=1, candidate=2, slower=slower, n_equal=2)
+    assert "of 2 trials within 5 % of the fastest, as far as noise tells" in nearness_sentence(told)
+    assert said in nearness_sentence(told)
 
 
 def test_the_top_level_step_is_that_of_trial_0() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -115,3 +116,33 @@ def test_no_time_is_no_round() -> None:
     made = trials([10.0, 5.1, 5.0])
     late: Known = known(made, spent_s=59.9)
     assert isinstance(confirmed(late, None), Done)
+
+
+def test_what_was_not_measured_beside_the_fastest_is_judged_as_without_it() -> None:
+    """The wide margin says whom to measure there; where no time was left, nobody is named by it."""
+    times = [10.0, 6.2, 5.0, 5.05, 4.95]
+    made = trials(times)
+    for trial, ms in zip(made, times, strict=True):  # noise of a tenth
+        trial.measurements[:] = [
+            measured("rank", i, ms * f) for i, f in enumerate((0.9, 1.1, 1.0), start=1)
+        ]
+    made[1].measurements[:] = [
+        measured("rank", i, 6.2 * f) for i, f in enumerate((1.1, 0.9, 1.0), start=1)
+    ]
+    proposed, answer = known(made).ranking(proposing=True), known(made).ranking()
+    assert proposed.candidate == 1 and answer.candidate == 2
+    # Beside the fastest it holds its own: then it is the answer, however wide the margin was.
+    for number in range(1, MIN_PAIRS + 1):
+        for index, ms in ((0, 10.0), (1, 5.0), (4, 4.95)):
+            made[index].measurements.append(measured("confirm", number, ms))
+    assert recommended(made) == 1
+
+
+def test_no_other_candidate_is_begun_that_the_second_cap_leaves_no_time_for() -> None:
+    made = trials([10.0, 5.1, 5.0])
+    seen = known(made)
+    first = confirmed(seen, None)
+    assert isinstance(first, Round)
+    end_s = SECOND_CAP * seen.options.budget_s
+    assert isinstance(confirmed(replace(seen, spent_s=end_s), first), Done)
+    assert isinstance(confirmed(replace(seen, spent_s=0.0), first), Round)

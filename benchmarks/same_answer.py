@@ -1,6 +1,7 @@
 """How often sweeps of one loop give the same answer: whole sweeps over loops whose costs are known.
 
     python benchmarks/same_answer.py [--sweeps 40] [--budget 70] [--only WORDS] [--jobs 1]
+        [--keep-all]
 
 Each sweep is the real one: its grid, its rounds, its rule for what is recommended. Only the loop
 is played: a step takes what its settings cost, at the pace of the machine at that moment. Paces are
@@ -260,14 +261,18 @@ def _observed(loop: Loop) -> Observed:
     )
 
 
-def answer(loop: Loop, pace: Pace, *, budget_s: float, seed: int) -> tuple[str, float]:
+def answer(
+    loop: Loop, pace: Pace, *, budget_s: float, seed: int, keep_all: bool = False
+) -> tuple[str, float]:
     """(what one sweep recommends, what that costs beside the best there is - 1)."""
     seen = _observed(loop)
     run = PlayedLoop(loop=loop, pace=pace, seed=seed, observed=seen)
     trials = default_trials(seen)
     # Phases as with traces, of which only the first is asked for; what is played writes none.
     folder = Path("/dev/null/traces")
-    options = Options(budget_s=budget_s, seed=0, trace_dir=folder, loader_only=True)
+    options = Options(
+        budget_s=budget_s, seed=0, trace_dir=folder, loader_only=True, keep_all=keep_all
+    )
     sweep = Sweep(seen, trials, options, Equipment(script_run=run, clock=run.clock))
     sweep.run()
     ranking = sweep.ranking()
@@ -302,10 +307,13 @@ def paces() -> dict[str, Pace]:
     return found
 
 
-def _cell(args: tuple[str, str, int, float]) -> tuple[str, str, list[tuple[str, float]]]:
-    loop, pace, n, budget_s = args
+def _cell(args: tuple[str, str, int, float, bool]) -> tuple[str, str, list[tuple[str, float]]]:
+    loop, pace, n, budget_s, keep_all = args
     played = paces()[pace]
-    rows = [answer(LOOPS[loop], played, budget_s=budget_s, seed=seed) for seed in range(n)]
+    rows = [
+        answer(LOOPS[loop], played, budget_s=budget_s, seed=seed, keep_all=keep_all)
+        for seed in range(n)
+    ]
     return loop, pace, rows
 
 
@@ -315,9 +323,10 @@ def main() -> int:
     parser.add_argument("--budget", type=float, default=70.0)
     parser.add_argument("--only", default="", help="loops or machines whose name holds this")
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--keep-all", action="store_true", help="as a preset: each row to its end")
     args = parser.parse_args()
     cells = [
-        (loop, pace, args.sweeps, args.budget)
+        (loop, pace, args.sweeps, args.budget, args.keep_all)
         for pace in paces()
         for loop in LOOPS
         if args.only in loop or args.only in pace

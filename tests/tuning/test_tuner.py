@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from loaderdoctor.instrument.recording.batch_costs import MIN_BATCHES
 from loaderdoctor.settings import Settings
 from loaderdoctor.tuning.costs import MAX_LOST_SHARE
 from loaderdoctor.tuning.outcome import Outcome
@@ -96,6 +97,20 @@ def test_a_few_seconds_of_epochs_are_enough_and_still_cost_no_more_than_allowed(
     assert outcome.lost_ms <= MAX_LOST_SHARE * sum(step.ms for step in steps)
     before = pace(machine, own, EPOCH, 1_000)
     assert pace(machine, outcome.chosen, EPOCH, 1_000) < 0.9 * before, outcome
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_nothing_is_tried_before_it_can_be_known_what_batches_cost(name: str) -> None:
+    # How many workers are needed can't be told before: as many as there are CPUs were tried then.
+    machine, own, _ = LOOPS[name]
+    began: list[int] = []
+
+    def each(tuner: Tuner, step: Step) -> None:
+        if tuner.outcome().state == "trying":
+            began.append(tuner.outcome().n_steps)
+
+    SimulatedLoop(machine, own, EPOCH).tuned(2 * EPOCH, each=each)
+    assert began[0] > MIN_BATCHES + own.queue_length  # those that were there before tell nothing
 
 
 def test_workers_that_wait_for_storage_are_tried_in_the_number_that_is_needed() -> None:

@@ -12,8 +12,9 @@ out (an "at best": where the script became faster, and not by more than that; "a
 help": where it did not become slower), and where the changed script trains on the same batches to
 the same losses, but for other random draws and for what the advice said of them. Where the speed
 was as promised and of training nothing can be known (a script that differs from itself), the row
-says both and is not counted as one that holds. The first change that can be written is proven;
-those before it are counted as "by hand".
+says both and is not counted as one that holds; nor is one where a gain was promised and the proof
+is too noisy to show any. The first change that can be written is proven; those before it are
+counted as "by hand".
 
 --at-once runs that many scripts side by side, each on CPUs (and, in turn, GPUs) of its own.
 """
@@ -236,21 +237,28 @@ def _ours(
 
 
 def held(row: dict[str, Any]) -> bool | None:
-    """Whether all was as promised; None: nothing was, or the speed, and training is not known."""
+    """Whether all was as promised; None: nothing was, or the proof leaves a part open."""
     if "miss" in row:
         return False
     if "proof" not in row:
         return False if row.get("by_hand") else None  # changes that could not be written
     proof = row["proof"]
-    if not proof["promise_kept"]:
-        return False
     as_expected: bool | None = proof["as_expected"]
-    return as_expected
+    if not proof["promise_kept"] or as_expected is False:
+        return False
+    return None if _shows_no_gain(proof) else as_expected
+
+
+def _shows_no_gain(proof: dict[str, Any]) -> bool:
+    """Whether a gain was promised and the proof is too noisy to show one, or to rule that out."""
+    return bool(proof.get("promised_gain")) and (proof["speed_up"]["low"] or 0.0) <= 1.0
 
 
 def _held_words(row: dict[str, Any]) -> str:
-    known = {True: "yes", False: "**no**", None: "speed yes, training not known"}
-    return known[held(row)]
+    whether = held(row)
+    if whether is None and _shows_no_gain(row["proof"]):
+        return "open: no gain shown, none ruled out"
+    return {True: "yes", False: "**no**", None: "speed yes, training not known"}[whether]
 
 
 def print_table(rows: Sequence[dict[str, Any]]) -> None:
@@ -273,7 +281,10 @@ def print_table(rows: Sequence[dict[str, Any]]) -> None:
         print("| " + " | ".join(cells) + " |")
     promised_rows = [row for row in rows if held(row) is not None or "proof" in row]
     n_open = sum(held(row) is None for row in promised_rows)
-    left = f"; of {n_open} the speed alone, training is not known" if n_open else ""
+    n_noisy = sum(held(row) is None and _shows_no_gain(row["proof"]) for row in promised_rows)
+    left = f"; of {n_noisy} the proof decides nothing" if n_noisy else ""
+    n_alone = n_open - n_noisy
+    left += f"; of {n_alone} the speed alone, training is not known" if n_alone else ""
     n_equal = sum(row.get("proof", {}).get("promised_gain") is False for row in promised_rows)
     left += f"; {n_equal} promised no gain" if n_equal else ""
     n_held = sum(held(row) is True for row in promised_rows)

@@ -24,6 +24,8 @@ def headline(proof: Proof, *, promise: Promise | None = None) -> str:
         return f"{said}.{also}"
     if kept is None:
         return f"{said}; too few turns to tell whether as promised ({promised(promise)}).{also}"
+    if kept and promise.is_gain and not promise.at_best and faster is None:
+        return f"{said}; too noisy to rule out what was promised ({promised(promise)}).{also}"
     word = "promised" if promise.is_gain else "expected"
     return f"{said}; {'as' if kept else 'not as'} {word} ({promised(promise)}).{also}"
 

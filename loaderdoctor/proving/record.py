@@ -40,7 +40,7 @@ class ProofRecord(msgspec.Struct, frozen=True, kw_only=True):
     expected: str | None = None  # what the advice said of what is trained; None: nothing
     as_expected: bool | None = None  # whether training is so; None: not known, or not checked
     promised_speed_up: float | None = None
-    promised_between: tuple[float, float] | None = None  # 95 % of what a new run gets
+    promised_between: tuple[float, float] | None = None  # 25 of 30 new runs lay in such a one
     promised_gain: bool | None = None  # False: about as fast, may help; None: nothing was promised
     promise_at_best: bool | None = None
     promise_kept: bool | None = None

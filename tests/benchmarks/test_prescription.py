@@ -78,17 +78,23 @@ def test_a_row_holds_where_the_promise_and_the_losses_do(
     assert prescription.held(row(unknown)) is None  # as promised, and nothing known of the rest
     assert prescription.held(row(unknown | {"promise_kept": False})) is False
     assert prescription.held(row(unknown | {"as_expected": False})) is False  # samples are lost
+    noisy = PROOF | {"promised_gain": True, "speed_up": {"value": 1.2, "low": 0.9, "high": 2.2}}
+    assert prescription.held(row(noisy)) is None  # 2.1 is not ruled out, and no gain is shown
+    assert prescription.held(row(noisy | {"promised_gain": False})) is True
+    assert prescription.held(row(noisy | {"promise_kept": False})) is False
     open_ = row(changed | {"as_expected": None})
     assert prescription.held(open_) is None
     failed, silent = row(None), row(PROOF, advises=False)
     assert prescription.held(failed) is False
     assert prescription.held(silent) is None
-    prescription.print_table([good, failed, silent, open_])
+    prescription.print_table([good, failed, silent, open_, row(noisy)])
     out = capsys.readouterr().out
     assert "| 1 by hand; num_workers=2 (now 0) | 10 → 5 | 2.10× | 2.00× [1.90, inf] |" in out
     assert "The changed script failed | **no** |" in out
     assert "| speed yes, training not known |" in out
-    assert "1 of 3 held; of 1 the speed alone, training is not known." in out
+    assert "| open: no gain shown, none ruled out |" in out
+    left = "of 1 the proof decides nothing; of 1 the speed alone, training is not known."
+    assert f"1 of 4 held; {left}" in out
 
 
 def test_gpus_are_those_that_the_caller_may_use(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,7 +145,9 @@ def test_no_gain_keeps_no_promise_of_one_however_wide_it_was() -> None:
     found = proved([10.0, 10.3, 9.7], [9.6, 10.2, 10.1])
     assert found.faster() is None and found.speed_up.high < 1.27
     assert found.keeps(Promise(times=1.27, low=1.01, high=1.5)) is False
-    assert found.keeps(Promise(times=1.02, low=1.01, high=1.5)) is not False
+    small = Promise(times=1.02, low=1.01, high=1.5)
+    assert found.keeps(small) is not False
+    assert "; too noisy to rule out what was promised (1.02×" in headline(found, promise=small)
 
 
 def test_same_losses_of_the_same_inputs() -> None:

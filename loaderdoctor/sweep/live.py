@@ -20,7 +20,7 @@ PHASES: dict[PhaseName, str] = {
     "rank": "round {round} of {n_rounds}",
     "race": "elimination, round {round}: {n_rounds} trials left",
     "ablate": "comparing with batches already in memory",
-    "confirm": "confirming the candidate, pair {round} of {n_rounds}",
+    "confirm": "confirming the candidate, round {round}",  # as many as the noise asks for
     "trace": "tracing, {round} of {n_rounds}",
     "nodes": "{round} of {n_rounds} groups done",
 }

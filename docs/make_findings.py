@@ -10,7 +10,7 @@ from pathlib import Path
 from loaderdoctor.advice.ideas import CHANGES, FORMAT_CHANGES
 from loaderdoctor.facts.shares import HIGH_SHARE, MODERATE_SHARE
 from loaderdoctor.findings import find
-from loaderdoctor.findings.formats import FORMATS
+from loaderdoctor.findings.line_names import FORMATS
 from loaderdoctor.findings.model import Kind, Rule
 
 PAGE = Path(__file__).parent / "findings.md"

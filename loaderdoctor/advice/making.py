@@ -9,10 +9,9 @@ from loaderdoctor import format as fmt
 from loaderdoctor.advice.candidates import CodeAdvice
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.facts.workers import WorkerFacts
-from loaderdoctor.findings.bounds import least_rest_ms, most_of
 from loaderdoctor.findings.capacity import batch_ms, by_ablation
 from loaderdoctor.findings.exposure import Cost, num_workers
-from loaderdoctor.findings.input_parts import cost_beyond_wait, making_cost
+from loaderdoctor.findings.input_parts import cost_beyond_wait, least_rest_ms, making_cost, most_of
 from loaderdoctor.findings.model import Kind
 from loaderdoctor.instrument.wire.records import LoaderRecord
 

@@ -36,8 +36,8 @@ from loaderdoctor.advice.propose_pool import (
 from loaderdoctor.advice.routes import one_liners, routes
 from loaderdoctor.combinations import invalid_reason
 from loaderdoctor.facts.whole import Facts
-from loaderdoctor.findings.bounds import least_batch_ms, least_rest_ms
 from loaderdoctor.findings.exposure import has_accelerator
+from loaderdoctor.findings.input_parts import least_batch_ms, least_rest_ms
 from loaderdoctor.findings.loader_change import why_unsafe
 from loaderdoctor.findings.model import Finding, Kind
 from loaderdoctor.settings import Settings

@@ -12,13 +12,13 @@ from loaderdoctor.advice.routes import fits_in_memory, random_transforms
 from loaderdoctor.advice.worked import rows
 from loaderdoctor.facts.shares import HIGH_SHARE, MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
-from loaderdoctor.findings.bounds import (
+from loaderdoctor.findings.exposure import has_accelerator, num_workers
+from loaderdoctor.findings.input_parts import (
     least_rest_ms,
     least_without_ms,
+    making_cost,
     pace_kept,
 )
-from loaderdoctor.findings.exposure import has_accelerator, num_workers
-from loaderdoctor.findings.input_parts import making_cost
 from loaderdoctor.findings.loader_change import dataset_bytes, start_method
 from loaderdoctor.findings.model import Kind
 from loaderdoctor.instrument.wire.records import LoaderRecord

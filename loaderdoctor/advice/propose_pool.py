@@ -7,7 +7,6 @@ import math
 from loaderdoctor import format as fmt
 from loaderdoctor.advice.candidates import Candidate, Case
 from loaderdoctor.advice.routes import decoding_share
-from loaderdoctor.findings.bounds import least_without_ms, pace_kept, pool_ms
 from loaderdoctor.findings.capacity import (
     MAX_WAITING_CPU_SHARE,
     cpu_bound_ms,
@@ -17,9 +16,14 @@ from loaderdoctor.findings.capacity import (
     workers_needed,
 )
 from loaderdoctor.findings.exposure import has_accelerator, input_cost, num_workers
-from loaderdoctor.findings.input_parts import startup_ms_per_step
+from loaderdoctor.findings.input_parts import (
+    least_without_ms,
+    pace_kept,
+    pool_ms,
+    startup_ms_per_step,
+)
 from loaderdoctor.findings.model import Kind
-from loaderdoctor.findings.rules.garbage import asked_for, mostly_full
+from loaderdoctor.findings.rules.memory import asked_for, mostly_full
 from loaderdoctor.findings.rules.threads import fewer, threads_at_work
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Value
 

@@ -24,12 +24,11 @@ from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.facts.workers import LineHotspot
 from loaderdoctor.findings.capacity import MAX_WAITING_CPU_SHARE
-from loaderdoctor.findings.formats import conversion
-from loaderdoctor.findings.line_names import most_share, seen, seen_enough, where
+from loaderdoctor.findings.line_names import conversion, most_share, seen, seen_enough, where
 from loaderdoctor.findings.loader_change import dataset_bytes
 from loaderdoctor.findings.model import Kind
 from loaderdoctor.findings.rules.batch_making import LARGE_BATCH_BYTES
-from loaderdoctor.findings.rules.overhead import MAX_OVERHEAD_SAMPLE_MS
+from loaderdoctor.findings.rules.saturated import MAX_OVERHEAD_SAMPLE_MS
 from loaderdoctor.instrument.wire.records import LoaderRecord
 from loaderdoctor.settings import Settings
 

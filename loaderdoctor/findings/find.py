@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.exposure import severity
-from loaderdoctor.findings.model import Finding, Kind, Rule, Severity
-from loaderdoctor.findings.one_cause import with_aspects
+from loaderdoctor.findings.model import Finding, Kind, Rule, Severity, with_aspects
 from loaderdoctor.findings.rules.batch_making import (
     collate_bound,
     dataset_format_bound,
@@ -35,26 +34,30 @@ from loaderdoctor.findings.rules.copies import (
     pin_ineffective,
     wide_dtype_copy,
 )
-from loaderdoctor.findings.rules.garbage import gc_in_workers, gc_pauses
-from loaderdoctor.findings.rules.host import launch_bound, sync_every_step
-from loaderdoctor.findings.rules.loop_work import work_between_steps
+from loaderdoctor.findings.rules.host import launch_bound, sync_every_step, work_between_steps
+from loaderdoctor.findings.rules.memory import (
+    allocator_page_faults,
+    batch_page_faults,
+    gc_in_workers,
+    gc_pauses,
+)
 from loaderdoctor.findings.rules.new_shapes import (
     autotuning_each_shape,
     compute_depends_on_new_shapes,
     recompilation,
 )
 from loaderdoctor.findings.rules.outside import pass_before_training, time_outside_steps
-from loaderdoctor.findings.rules.overhead import overhead_bound_loader
-from loaderdoctor.findings.rules.page_faults import allocator_page_faults, batch_page_faults
-from loaderdoctor.findings.rules.retries import retried_requests
-from loaderdoctor.findings.rules.saturated import cpu_saturated_workers, storage_bound_workers
-from loaderdoctor.findings.rules.slow_rank import slow_rank
+from loaderdoctor.findings.rules.saturated import (
+    cpu_saturated_workers,
+    overhead_bound_loader,
+    storage_bound_workers,
+)
 from loaderdoctor.findings.rules.slow_storage import (
     bandwidth_bound_storage,
     latency_bound_storage,
     many_small_reads,
 )
-from loaderdoctor.findings.rules.slowed_compute import gpu_throttled, subnormal_numbers
+from loaderdoctor.findings.rules.slowed_compute import gpu_throttled, slow_rank, subnormal_numbers
 from loaderdoctor.findings.rules.startup import (
     iterator_recreated,
     main_guard_missing,
@@ -66,7 +69,12 @@ from loaderdoctor.findings.rules.starved import (
     too_few_workers,
     workers_just_keep_up,
 )
-from loaderdoctor.findings.rules.storage import cold_storage, many_small_files, memory_short
+from loaderdoctor.findings.rules.storage import (
+    cold_storage,
+    many_small_files,
+    memory_short,
+    retried_requests,
+)
 from loaderdoctor.findings.rules.streams import (
     samples_repeated,
     shuffle_collapsed,

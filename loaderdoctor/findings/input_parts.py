@@ -1,15 +1,28 @@
 """What the input cost is made of: each cause's part, as far as it is established.
 
 Making batches, starting workers, mapping batches into memory, and what is left then: a fight over
-the CPU or the interpreter.
+the CPU or the interpreter. And how long a step takes with another pool, and the least that it may
+take with any change: what is predicted of one reads "at best", a bound, which a measurement should
+not go below. So each part of it counts by the end of its interval that makes the step shortest, to
+nothing at all where one noisy round leaves room for that.
 """
 
 from __future__ import annotations
 
+from loaderdoctor import format as fmt
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
-from loaderdoctor.findings.capacity import batch_ms, pool_falls_short_ms
-from loaderdoctor.findings.exposure import Cost, input_cost, num_workers
+from loaderdoctor.findings.capacity import (
+    batch_ms,
+    by_ablation,
+    cpu_bound_ms,
+    cpus_words,
+    pool_falls_short_ms,
+    rest_ms,
+    run_wait_share,
+    stall_cost,
+)
+from loaderdoctor.findings.exposure import Cost, Part, input_cost, num_workers
 
 # A loader whose removal gains twice what the loop ever waited for it costs by other means.
 MAX_WAIT_PART = 0.5
@@ -125,3 +138,121 @@ def _seen_ms(facts: Facts) -> float | None:
         return None
     # Starting workers at an epoch's end is paid outside `__next__`, and is not contention.
     return step.raw_wait_ms + (startup_ms_per_step(facts) or 0.0)
+
+
+def pool_ms(
+    facts: Facts, n_workers: int, *, in_order: bool = True, at_best: bool = False
+) -> tuple[float | None, str]:
+    """Step time with this pool, by the mean: the slowest of the rest, the pool and the CPUs.
+
+    Handed out `in_order`, batches also wait behind slow ones, which no mean shows: that wait is
+    taken to stay as long as it is.
+
+    `at_best` counts of each what it surely takes: the lower end of its interval, no time that
+    workers or the loop only queued for a CPU, no wait behind slow batches, which more workers may
+    end. Receiving a batch is added where it was seen and every wait is the step's: of steps of 20
+    and 100 ms, fifteen pools that kept up took 1.2 to 2.1 ms more than steps with ready batches
+    (`benchmarks/first_advice.py`, two CPUs of a virtual machine, 16 KiB a batch). Without workers
+    nothing tells it beforehand.
+    """
+    rest, batch = rest_ms(facts), batch_ms(facts)
+    if at_best:
+        rest, batch = least_rest_ms(facts), least_batch_ms(facts)
+    if rest is None or batch is None:
+        return None, "batch cost or rest of the step not recorded"
+    shown = (
+        f"{fmt.ms(batch)} a batch / {n_workers}" if n_workers > 1 else f"{fmt.ms(batch)} a batch"
+    )
+    received_ms = _least_receiving_ms(facts) if at_best else 0.0
+    bound, longest = cpu_bound_ms(facts), max(rest + received_ms, batch / n_workers)
+    if bound is not None and at_best:
+        bound *= pace_kept(facts)
+    of_rest = f"{fmt.ms(rest)} (rest of the step)"
+    if received_ms:
+        of_rest += f" with {fmt.ms(received_ms)} for receiving a batch"
+    how = f"the longer of {of_rest} and {shown}"
+    if bound is not None and facts.machine is not None and bound > longest:
+        cpus = cpus_words(facts.machine)
+        longest = bound
+        how = f"the CPU time of a step and its batch spread over {cpus}, the limit here"
+    stall = stall_cost(facts) if in_order and n_workers > 1 and not at_best else None
+    if stall is None:
+        return longest, how
+    return longest + stall.ms, f"{how}, and {fmt.ms(stall.ms)} behind slow batches as now"
+
+
+def least_rest_ms(facts: Facts) -> float | None:
+    """The step without its loader, at the lower end of what windows with ready batches tell.
+
+    They tell it twice, in their own mean and as the plain step less what the loader is claimed to
+    cost. The first is of those windows alone, so it counts, unless all of it lies above what is
+    claimed: then the lower of the two. 0 where one round leaves room for that.
+    """
+    rest, ablation = rest_ms(facts), facts.ablation
+    if rest is None or not by_ablation(facts) or ablation is None:
+        return rest
+    claimed, measured = ablation.no_input_ms, (ablation.raw or ablation).no_input_ms
+    lows = [x.low for x in (measured, claimed) if x is not None]
+    if not lows:
+        return rest
+    low = lows[0] if lows[0] <= rest else min(lows)
+    return min(rest, max(low, 0.0))
+
+
+def least_without_ms(facts: Facts, saved_ms: float, part: Part = "input") -> float | None:
+    """The least that the step may take once `saved_ms`, as estimated, of `part` fall away.
+
+    None where the step was not timed.
+    """
+    step_ms = facts.step_ms
+    if step_ms is None:
+        return None
+    left_ms = step_ms * pace_kept(facts) - saved_ms * most_of(facts, part)
+    return max(left_ms, _floor_ms(facts, part), 0.0)
+
+
+def most_of(facts: Facts, part: Part) -> float:
+    """How much more of the step than estimated `part` may take: the upper end, as a factor.
+
+    At most all of the step.
+    """
+    ablation = facts.ablation
+    share = ablation.share(part) if ablation is not None else None
+    if share is None or share.value <= 0.0:
+        return 1.0
+    return max(1.0, min(share.high, 1.0) / share.value)
+
+
+def pace_kept(facts: Facts) -> float:
+    """The lower end of the step as a part of it: so much faster may all of it be another time."""
+    wall = facts.step.wall_ms if facts.step is not None else None
+    if wall is None or not wall.bounded or wall.value <= 0:
+        return 1.0
+    return min(1.0, max(0.0, wall.low / wall.value))
+
+
+def _floor_ms(facts: Facts, part: Part) -> float:
+    """What is left without all of the part; 0 where that was not measured."""
+    if part == "input":
+        return least_rest_ms(facts) or 0.0
+    no_copy = facts.ablation.no_copy_ms if facts.ablation is not None else None
+    return max(no_copy.low, 0.0) if no_copy is not None else 0.0
+
+
+def least_batch_ms(facts: Facts) -> float | None:
+    """Making a batch, less what its maker stood ready to run with no CPU free."""
+    batch = batch_ms(facts)
+    if batch is None:
+        return None
+    waited = run_wait_share(facts)
+    if not num_workers(facts) and facts.step is not None and facts.step.cpu is not None:
+        waited = facts.step.cpu.train_wait_share or 0.0
+    return batch * (1.0 - min(1.0, waited)) * pace_kept(facts)
+
+
+def _least_receiving_ms(facts: Facts) -> float:
+    """CPU time of receiving a worker's batch, where every wait is the step's; 0 if not known."""
+    seen = facts.ablation.mechanisms if facts.ablation is not None else None
+    if not num_workers(facts) or seen is None or not seen.exposed or seen.got_ms is None:
+        return 0.0
+    return max(0.0, seen.got_ms.low)

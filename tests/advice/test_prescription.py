@@ -11,8 +11,8 @@ from loaderdoctor.advice.ideas import CHANGES
 from loaderdoctor.advice.prescription import candidates, prescribe
 from loaderdoctor.attribution.combine import facts_of_trace
 from loaderdoctor.facts.whole import Facts
-from loaderdoctor.findings.bounds import pool_ms
 from loaderdoctor.findings.find import find
+from loaderdoctor.findings.input_parts import pool_ms
 from loaderdoctor.findings.model import Kind
 from loaderdoctor.settings import Settings
 from tests.findings.builders import (

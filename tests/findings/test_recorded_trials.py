@@ -16,7 +16,7 @@ import pytest
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts.loop import AblationFacts, Mechanisms
 from loaderdoctor.facts.whole import Facts
-from loaderdoctor.findings.bounds import least_rest_ms, least_without_ms, pool_ms
+from loaderdoctor.findings.input_parts import least_rest_ms, least_without_ms, pool_ms
 from tests.findings.builders import healthy, loader, machine, step, workers
 
 RECORDED: list[dict[str, Any]] = json.loads(

@@ -7,9 +7,15 @@ from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.capacity import stall_cost
 from loaderdoctor.findings.exposure import Cost, input_cost, loader_id
-from loaderdoctor.findings.formats import conversion
 from loaderdoctor.findings.input_parts import making_cost
-from loaderdoctor.findings.line_names import at, hottest, line_evidence, seen, seen_enough
+from loaderdoctor.findings.line_names import (
+    at,
+    conversion,
+    hottest,
+    line_evidence,
+    seen,
+    seen_enough,
+)
 from loaderdoctor.findings.model import Finding, Kind, Prediction
 from loaderdoctor.instrument.wire.records import StoreRecord
 

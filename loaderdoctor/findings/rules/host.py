@@ -1,14 +1,32 @@
-"""Not the loader: the accelerator waits for the host between fetch and fetch."""
+"""Not the loader: the accelerator waits for the host between fetch and fetch.
+
+For launches and reads of values, or for work of the loop's own, told by the line that does it.
+"""
 
 from __future__ import annotations
 
 from loaderdoctor import format as fmt
 from loaderdoctor.facts.host_work import work_between
+from loaderdoctor.facts.loop_lines import WAITS, LoopLineFacts, LoopPlace
 from loaderdoctor.facts.shares import HIGH_SHARE, MODERATE_SHARE
-from loaderdoctor.facts.trace import workers_set_the_pace
+from loaderdoctor.facts.trace import silent_behind_copies_ms, workers_set_the_pace
 from loaderdoctor.facts.whole import Facts
-from loaderdoctor.findings.exposure import exposed, host_share, severity, trace_alone
-from loaderdoctor.findings.model import Finding, Kind
+from loaderdoctor.findings.exposure import (
+    exposed,
+    has_accelerator,
+    host_share,
+    severity,
+    trace_alone,
+)
+from loaderdoctor.findings.loop_words import (
+    advice_of,
+    before_forward,
+    between_words,
+    name_of,
+    sentence_of,
+    where,
+)
+from loaderdoctor.findings.model import EvidenceValue, Finding, Kind
 
 # A few steps of a trace may lack their sync (the window's edges).
 MIN_SYNCS_PER_STEP = 0.9
@@ -20,6 +38,16 @@ MAX_MEAN_KERNEL_US = 25.0
 MIN_KERNELS_PER_STEP = 20.0
 # Idle time per kernel beyond this is not launching (profiled launches took 55-82 µs there).
 MAX_GAP_PER_KERNEL_US = 250.0
+# Reading a value waits for the accelerator, which is its computing surfacing; reads beyond the
+# first few of a step find it idle already, and what they take is the loop's own. Of few reads only
+# the copies themselves are.
+MIN_READS_PER_STEP = 8.0
+# Where a function's operators take more than this many times its own Python they are few and large.
+# A choice: operators on single numbers take about as long as the Python that calls them.
+MAX_OPERATORS_PART = 3.0
+# Places with less of the loop's own work are not listed behind the first.
+MIN_LISTED_PART = 0.2
+MAX_LISTED = 3
 
 
 def sync_every_step(facts: Facts) -> Finding | None:
@@ -134,4 +162,175 @@ def launch_bound(facts: Facts) -> Finding | None:
         },
         advice="A bigger batch (with learning-rate warm-up), torch.compile(mode='reduce-overhead') "
         "or CUDA graphs, and fused optimizers.",
+    )
+
+
+def work_between_steps(facts: Facts) -> Finding | None:
+    """Python between fetch and fetch (logging, preprocessing, a sleep) that the step waits for.
+
+    Decides on: stack samples of the loop's own work / all in steps, in windows without the
+    profiler; of a trace alone, the longest exposed host hotspot that is not a framework op / step
+    time. No more than the host share either way: on a CPU torch's operators compute, and with an
+    accelerator what runs while that is busy costs nothing.
+    Abstains: no stack samples, and host work not named by the trace.
+    Fooled by: Python of the model's own, which is the forward pass's; without stack samples, a
+    hotspot that waits for the accelerator under another name.
+    """
+    lines = facts.loop_lines
+    return _by_samples(facts, lines) if lines is not None else _by_trace(facts)
+
+
+def _by_samples(facts: Facts, lines: LoopLineFacts) -> Finding | None:
+    step_ms, host = facts.step_ms, host_share(facts)
+    if step_ms is None:
+        return None
+    limit = 1.0 if host is None else host
+    own = min(lines.own_share, limit)
+    reads = _reads(facts, lines, limit - own)
+    # Steps of a trace hold what the loop does between epochs, and so does its host share.
+    # Where it is known what lies outside the steps, that has a finding of its own.
+    told = host is None or facts.wall is not None
+    outside = 0.0 if told else min(lines.outside_share, limit - own)
+    share, places, words = own + reads, lines.places if own >= reads else lines.waits, None
+    low = min(lines.own_low_share, own) if own >= reads else None
+    if outside > share:
+        share, low, places, words = outside, None, lines.outside, "between epochs"
+    if share < MODERATE_SHARE or not places:
+        return None
+    first = places[0]
+    if first.what == "save" and _saves_each_step(facts):
+        return None  # `time-outside-steps` tells of it, with what each save takes
+    if not has_accelerator(facts):
+        more = _one_by_one(places)
+        low = low * (share + more) / share if low is not None else None
+        share += more
+    listed = [x for x in places[:MAX_LISTED] if x.n_samples >= MIN_LISTED_PART * first.n_samples]
+    also = f"; then {', '.join(name_of(x) for x in listed[1:])}" if listed[1:] else ""
+    return Finding(
+        kind=Kind.WORK_BETWEEN_STEPS,
+        severity=severity(share, low),
+        share=share,
+        summary=(
+            f"{fmt.ms(share * step_ms)} of {fmt.ms(step_ms)} a step go into work "
+            f"{words or between_words(first)}, most of it in {sentence_of(first)}{also} "
+            f"({_counted(first)}).{_to_host(facts, first)}"
+        ),
+        evidence={
+            "work_ms_per_step": share * step_ms,
+            "spot": name_of(first),
+            "spot_ms_per_step": min(first.share, share) * step_ms,
+            "file": first.at.file,
+            "line": first.at.line,
+            "step_ms": step_ms,
+            **_place_evidence(first),
+        },
+        advice=advice_of(first, has_loader=bool(facts.loaders)),
+    )
+
+
+def _saves_each_step(facts: Facts) -> bool:
+    parts = facts.wall.outside if facts.wall is not None else ()
+    return any(part.what == "saving" and part.in_steps for part in parts)
+
+
+def _one_by_one(places: tuple[LoopPlace, ...]) -> float:
+    """Operators that a function of the loop's calls for single elements, which count as compute.
+
+    On a CPU such an operator takes as long as the Python around it: taking the work out of the
+    loop saves both.
+    """
+    counted = [x for x in places if x.what in ("item", "elements")]
+    return sum(
+        x.n_operators / x.of_samples
+        for x in counted
+        if x.n_operators <= MAX_OPERATORS_PART * x.n_samples
+    )
+
+
+def _reads(facts: Facts, lines: LoopLineFacts, limit: float) -> float:
+    """What reading values of the device takes beyond the loop's other own work.
+
+    All of it where values are read one by one; else what the copies themselves take.
+    """
+    trace = facts.trace
+    if not has_accelerator(facts) or trace is None or trace.wall_ms <= 0:
+        return 0.0
+    taken = lines.waiting_share
+    if trace.syncs.n_per_step < MIN_READS_PER_STEP:
+        taken = min(taken, (trace.syncs.to_host_ms or 0.0) / trace.wall_ms)
+    return max(0.0, min(taken, limit))
+
+
+def _to_host(facts: Facts, place: LoopPlace) -> str:
+    """How much is copied to the host, of work that reads values of the device; else nothing."""
+    syncs = facts.trace.syncs if facts.trace is not None else None
+    if place.what not in WAITS or syncs is None or not syncs.to_host_bytes:
+        return ""
+    return (
+        f" A step copies {fmt.n_bytes(syncs.to_host_bytes)} to the host, in "
+        f"{fmt.count(round(syncs.n_to_host_per_step or 0.0), 'copy', 'copies')}."
+    )
+
+
+def _counted(place: LoopPlace) -> str:
+    """`93 of 400 stack samples, and 50 in operators that it calls`."""
+    words = f"{place.n_samples} of {fmt.count(place.of_samples, 'stack sample')}"
+    if not place.n_operators:
+        return words
+    return f"{words}, and {place.n_operators} in operators that it calls"
+
+
+def _place_evidence(place: LoopPlace) -> dict[str, EvidenceValue]:
+    return {
+        "what": place.what,
+        "calls": place.calls,
+        "library": place.library,
+        "code": place.at.code,
+        "called_from": where(place.called_from),
+        "before_forward_pass": before_forward(place),
+        "stack_samples": place.n_samples,
+        "of_stack_samples": place.of_samples,
+    }
+
+
+def _by_trace(facts: Facts) -> Finding | None:
+    trace, share = facts.trace, host_share(facts)
+    work_ms, hotspot = work_between(trace)
+    if trace is None or share is None or hotspot is None:
+        return None
+    # Silence behind copies that pinning may explain is not called the loop's own.
+    hotspot_share = min(share, (work_ms - silent_behind_copies_ms(trace)) / trace.wall_ms)
+    if hotspot_share < MODERATE_SHARE:
+        return None
+    step_ms = facts.step_ms or trace.wall_ms
+    fetches = bool(trace.fetching.n_per_step)
+    where = "between fetch and fetch" if fetches else "of the loop's own"
+    remedy = "less often, in the workers," if fetches else "less often"
+    return Finding(
+        kind=Kind.WORK_BETWEEN_STEPS,
+        severity=severity(hotspot_share),
+        share=hotspot_share,
+        summary=(
+            f"{fmt.ms(hotspot_share * step_ms)} of {fmt.ms(step_ms)} a step go into work {where}, "
+            f"most of it in {hotspot.name}, while nothing else runs. Do it {remedy} or on the "
+            "device."
+        ),
+        evidence={
+            "work_ms_per_step": hotspot_share * step_ms,
+            "spot": hotspot.name,
+            "spot_ms_per_step": hotspot.ms_per_step / trace.wall_ms * step_ms,
+            "file": hotspot.file,
+            "line": hotspot.line,
+            "step_ms": step_ms,
+        },
+        advice=(
+            "Move preprocessing into the dataset or collate_fn, and log every n steps."
+            if fetches
+            else "Log every n steps; make batches in the workers of a DataLoader."
+        )
+        + (
+            ""
+            if hotspot.file is not None or facts.command != "analyze"
+            else " `loaderdoctor diagnose` names the line, without stacks in the trace."
+        ),
     )

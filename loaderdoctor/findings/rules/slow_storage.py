@@ -20,7 +20,7 @@ from loaderdoctor.findings.capacity import MAX_WAITING_CPU_SHARE, main_cpu_ms, r
 from loaderdoctor.findings.exposure import Cost, loader_id, num_workers
 from loaderdoctor.findings.input_parts import making_cost
 from loaderdoctor.findings.model import EvidenceValue, Finding, Kind
-from loaderdoctor.findings.storage_words import cached, helps, where
+from loaderdoctor.findings.rules.storage import cached, helps, kept_on
 
 # More workers must be this many times as many, or noise says as much as they do.
 MIN_MORE = 1.5
@@ -78,7 +78,7 @@ def latency_bound_storage(facts: Facts) -> Finding | None:
         facts,
         Kind.LATENCY_BOUND_STORAGE,
         waiting,
-        f"Reading waits for each request{where(facts)}, {fmt.ms(waiting.wait_ms)} a batch"
+        f"Reading waits for each request{kept_on(facts)}, {fmt.ms(waiting.wait_ms)} a batch"
         f"{_reads_words(facts, waiting.workers)}, and not for bandwidth: "
         f"{_measured(facts, seen)}.",
         _evidence(seen),
@@ -108,7 +108,7 @@ def bandwidth_bound_storage(facts: Facts) -> Finding | None:
         facts,
         Kind.BANDWIDTH_BOUND_STORAGE,
         waiting,
-        f"The storage gives all it has{where(facts)}{about}: {_measured(facts, seen)}. Making "
+        f"The storage gives all it has{kept_on(facts)}{about}: {_measured(facts, seen)}. Making "
         f"a batch waits {fmt.ms(waiting.wait_ms)} of its {fmt.ms(waiting.workers.batch_ms)}"
         f"{_reads_words(facts, waiting.workers)}.",
         {**_evidence(seen), "bytes_per_s": rate},
@@ -140,7 +140,7 @@ def many_small_reads(facts: Facts) -> Finding | None:
         Kind.MANY_SMALL_READS,
         waiting,
         f"A sample is read in {calls / samples:,.0f} pieces of {fmt.n_bytes(size)}"
-        f"{where(facts)}, {fmt.ms(waiting.wait_ms / calls)} each: {fmt.ms(waiting.wait_ms)} of "
+        f"{kept_on(facts)}, {fmt.ms(waiting.wait_ms / calls)} each: {fmt.ms(waiting.wait_ms)} of "
         f"the {fmt.ms(waiting.workers.batch_ms)} that a batch takes.",
         {"reads_per_sample": calls / samples, "bytes_per_read": size},
         "Ask for more at once: read a file whole, open it with a larger buffer "

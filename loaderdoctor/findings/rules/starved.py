@@ -15,7 +15,6 @@ from loaderdoctor.facts.trace import (
 )
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.facts.workers import EdgeFacts
-from loaderdoctor.findings.bounds import pool_ms
 from loaderdoctor.findings.capacity import (
     KEEPS_UP_MARGIN,
     batch_cpu_ms,
@@ -40,6 +39,7 @@ from loaderdoctor.findings.exposure import (
     num_workers,
     trace_alone,
 )
+from loaderdoctor.findings.input_parts import pool_ms
 from loaderdoctor.findings.line_names import hot_evidence, hot_sentence
 from loaderdoctor.findings.model import Finding, Kind, Prediction, Severity
 from loaderdoctor.findings.rules.streams import more_shards

@@ -1,19 +1,31 @@
-"""The disk and the memory behind the dataset: cold caches, many small files, RAM running out."""
+"""The disk and the memory behind the dataset: cold caches, many small files, RAM running out.
+
+And requests that fail: the pause before each is sent again is no latency of the storage's. File
+systems are known by name, with what each offers to one who waits for it.
+"""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, replace
 
 from loaderdoctor import format as fmt
+from loaderdoctor.estimate import binomial_interval
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
-from loaderdoctor.facts.workers import WorkerFacts
+from loaderdoctor.facts.workers import LineHotspot, WorkerFacts
 from loaderdoctor.findings.capacity import MAX_WAITING_CPU_SHARE, in_flight_bytes, rest_ms
 from loaderdoctor.findings.exposure import copy_cost, exposed, input_cost, loader_id, severity
 from loaderdoctor.findings.input_parts import making_cost
-from loaderdoctor.findings.line_names import at, line_evidence, seen, seen_enough
+from loaderdoctor.findings.line_names import (
+    MIN_STACK_SAMPLES,
+    at,
+    line_evidence,
+    seen,
+    seen_enough,
+    where,
+)
 from loaderdoctor.findings.model import Finding, Kind
-from loaderdoctor.findings.storage_words import helps
 from loaderdoctor.hazards import MIN_AVAILABLE_BYTES
 
 # A disk and the page cache differ by several times. Half as much again is what imports, first
@@ -32,6 +44,20 @@ _OPENS = re.compile(
     r"\bopen\(|imread\(|\.load\(|read_image\(|read_file\(|read_bytes\(|read_text\(|_loader\("
     r"|fromfile\(|decode_image\("
 )
+# Where clients pause before a request is sent again, "file:function" by their own sources; each
+# with its name. Clients that retry on an event loop (aiobotocore, gcsfs) do it in another thread.
+_CLIENTS = (
+    (r"/urllib3/util/retry\.py:(.*\.)?(_?sleep\w*)$", "urllib3"),
+    (r"/tenacity/nap\.py:", "tenacity"),
+    (r"/backoff/_sync\.py:", "backoff"),
+    (r"/botocore/endpoint\.py:(.*\.)?_needs_retry$", "botocore"),
+    (r"/google/api_core/retry/\w+\.py:.*retry", "google.api_core"),
+    (r"/azure/core/pipeline/policies/_retry\.py:(.*\.)?_?sleep\w*$", "azure.core"),
+    (r"/huggingface_hub/utils/_http\.py:\w*backoff\w*", "huggingface_hub"),
+    (r"/retrying\.py:", "retrying"),
+)
+# Of making a batch: what surely lies above this, by the lower end of its stack samples.
+MIN_LOW_PART = 0.05
 
 
 def _cold_batch_ms(workers: WorkerFacts, first_ms: float) -> float:
@@ -179,3 +205,176 @@ def memory_short(facts: Facts) -> Finding | None:
         advice="Lower num_workers or prefetch_factor; pinning and tmpfs take memory that can't be "
         "swapped or reclaimed.",
     )
+
+
+def retried_requests(facts: Facts) -> Finding | None:
+    """Requests fail and are sent again, and the pauses in between are a part of making a batch.
+
+    Decides on: stack samples of making batches that fell within the pause of a client's retries,
+    and the exposed input time that making batches explains.
+    Abstains: too few stack samples, a client that retries on a thread of its own, or the pool keeps
+    up with the step.
+    Fooled by: such a library used to limit its own rate, or to poll.
+    """
+    workers, cost = facts.workers, making_cost(facts)
+    if workers is None or cost is None:
+        return None
+    paused = [(line, client) for x in workers.lines for line, client in _paused(x)]
+    lines = [line for line, _ in paused]
+    if not lines or _low(lines) < MIN_LOW_PART:
+        return None
+    share = min(1.0, sum(line.share for line in lines))
+    part = cost.part(cost.ms * share)
+    if part.share < MODERATE_SHARE:
+        return None
+    most, client = max(paused, key=lambda x: x[0].n_stack_samples)
+    n, of = sum(line.n_stack_samples for line in lines), most.of_stack_samples
+    return Finding(
+        kind=Kind.RETRIED_REQUESTS,
+        severity=part.severity,
+        share=part.share,
+        loader=loader_id(facts),
+        summary=(
+            f"Requests fail and are sent again{kept_on(facts)}: {fmt.share(share)} of making a "
+            f"batch ({n} of {of} stack samples) is the pause that {client} makes in "
+            f"between{at(most)}, while the loop waits {cost.of_step}."
+        ),
+        evidence={
+            "client": client,
+            "line": where(most),
+            "line_code": most.code,
+            "paused_share_of_batch": share,
+            "paused_looks": n,
+            "looks": of,
+            "batch_ms": workers.batch_ms,
+            "input_ms_per_step": cost.ms,
+            "step_ms": cost.step_ms,
+        },
+        advice="Find out what fails: log the status of each answer (logging.getLogger("
+        '"urllib3").setLevel(logging.DEBUG), or the client\'s own). Answers 429 and 503 ask for '
+        "fewer or larger requests, or another key prefix, and more workers make more of them; "
+        "resets and time-outs are the connection's: keep it open in each worker.",
+    )
+
+
+def _paused(hotspot: LineHotspot) -> list[tuple[LineHotspot, str]]:
+    """The stack samples of a line that fell within retries, by the client that pauses."""
+    found = []
+    for leaf in hotspot.leaves:
+        place = f"{leaf.file}:{leaf.function}".replace("\\", "/")
+        for pattern, client in _CLIENTS:
+            if re.search(pattern, place):
+                line = replace(hotspot, n_stack_samples=leaf.n_stack_samples, leaves=())
+                found.append((line, client))
+                break
+    return found
+
+
+def _low(lines: list[LineHotspot]) -> float:
+    """Of making a batch, by the lower end of 95 % intervals; 0 of a phase seen too seldom."""
+    low = 0.0
+    for phase in {line.phase for line in lines}:
+        of_phase = [line for line in lines if line.phase == phase]
+        n, of = sum(line.n_stack_samples for line in of_phase), of_phase[0].of_stack_samples
+        if of >= MIN_STACK_SAMPLES:
+            low += of_phase[0].phase_share * binomial_interval(min(n, of), of)[0]
+    return low
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileSystem:
+    """What a kind is to a reader, and what helps there."""
+
+    name: str
+    helps: str
+
+
+_OBJECTS = FileSystem(
+    name="an object store mounted as files",
+    helps="Each open and each jump is a request over the network: read large shards in order, let "
+    "the mount keep a cache on a local disk, or read objects by the store's own client.",
+)
+_PARALLEL = FileSystem(
+    name="a parallel file system",
+    helps="Opening files asks its one metadata server: pack samples into large files, striped over "
+    "several targets.",
+)
+_NETWORK = FileSystem(
+    name="files of another machine",
+    helps="Copy the data to a local disk before training, or pack it into large files: each open "
+    "asks the server.",
+)
+# By the kind that the mount table tells, or its first word ("nfs4", "fuse.gcsfuse").
+KINDS = {
+    "nfs": FileSystem(
+        name="NFS",
+        helps="On NFS each open asks the server: pack samples into large files, copy them to a "
+        "local disk, or mount with nconnect=8, a large rsize and noatime.",
+    ),
+    "cifs": _NETWORK,
+    "smb3": _NETWORK,
+    "9p": _NETWORK,
+    "virtiofs": _NETWORK,
+    "fuse.sshfs": _NETWORK,
+    "fuse.gcsfuse": _OBJECTS,
+    "fuse.s3fs": _OBJECTS,
+    "fuse.goofys": _OBJECTS,
+    "fuse.mountpoint-s3": _OBJECTS,
+    "fuse.rclone": _OBJECTS,
+    "fuse.blobfuse": _OBJECTS,
+    "fuse.blobfuse2": _OBJECTS,
+    "fuse.juicefs": _OBJECTS,
+    "lustre": _PARALLEL,
+    "gpfs": _PARALLEL,
+    "beegfs": _PARALLEL,
+    "ceph": _PARALLEL,
+    "fuse.ceph-fuse": _PARALLEL,
+    "overlay": FileSystem(
+        name="a container's layers",
+        helps="Data in a container's layers is read through all of them: mount it as a volume.",
+    ),
+    "fuse": FileSystem(
+        name="a FUSE file system",
+        helps="Each call goes through another process (FUSE): read more at once, or copy the "
+        "data to a local disk.",
+    ),
+}
+# Those whose reads the system counts when they come from a disk or a server, and not from memory.
+_COUNTED = ("ext", "xfs", "btrfs", "nfs", "f2fs", "overlay")
+
+
+def file_system_of(kind: str) -> FileSystem | None:
+    """None of a local one, or one that is not known here."""
+    if kind.startswith("nfs"):
+        return KINDS["nfs"]
+    return KINDS.get(kind) or (KINDS["fuse"] if kind.startswith("fuse") else None)
+
+
+def kept_on(facts: Facts) -> str:
+    """` (nfs4: NFS)`: on which file system, where only one is known; else a loaded client."""
+    loader = facts.main_loader
+    if loader is None or len(loader.file_systems) != 1:
+        return f" ({loader.clients[0]})" if loader is not None and len(loader.clients) == 1 else ""
+    kind = loader.file_systems[0]
+    known = file_system_of(kind)
+    return f" ({fmt.plain(kind)}{f': {known.name}' if known is not None else ''})"
+
+
+def helps(facts: Facts) -> str:
+    """A sentence of its own, with a blank before it; empty where nothing special is known."""
+    loader = facts.main_loader
+    if loader is None or len(loader.file_systems) != 1:
+        return ""
+    known = file_system_of(loader.file_systems[0])
+    return f" {known.helps}" if known is not None else ""
+
+
+def cached(facts: Facts) -> str:
+    """`, 40 % of it from memory`: of what is read, where the system tells; else empty."""
+    loader = facts.main_loader
+    reads = facts.workers.reads if facts.workers is not None else None
+    if loader is None or reads is None or len(loader.file_systems) != 1:
+        return ""
+    if not loader.file_systems[0].startswith(_COUNTED):
+        return ""
+    return f", {fmt.share(1.0 - reads.disk_share)} of it from the page cache"

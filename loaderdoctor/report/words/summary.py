@@ -9,8 +9,7 @@ from loaderdoctor.facts.shares import MODERATE_SHARE, Bound, VerdictSeverity
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.exposure import trace_alone
 from loaderdoctor.findings.input_parts import cost_beyond_wait, mapping_cost
-from loaderdoctor.findings.model import Finding, Kind, Severity
-from loaderdoctor.findings.one_cause import PARTS
+from loaderdoctor.findings.model import PARTS, Finding, Kind, Severity
 from loaderdoctor.report import model
 from loaderdoctor.report.model import Recommendation
 from loaderdoctor.report.words.changes import Change, changes_of

@@ -16,9 +16,8 @@ from loaderdoctor.findings.rules.contention import (
     pin_thread_bound,
     workers_share_a_core,
 )
-from loaderdoctor.findings.rules.overhead import overhead_bound_loader
-from loaderdoctor.findings.rules.page_faults import batch_page_faults
-from loaderdoctor.findings.rules.saturated import cpu_saturated_workers
+from loaderdoctor.findings.rules.memory import batch_page_faults
+from loaderdoctor.findings.rules.saturated import cpu_saturated_workers, overhead_bound_loader
 from loaderdoctor.instrument.wire.records import LoaderRecord
 from tests.findings.builders import (
     copy_facts,

@@ -19,7 +19,7 @@ from loaderdoctor.findings.rules.new_shapes import (
 from tests.findings.builders import ablation, estimate, healthy, loader, shares, trace
 from tests.findings.case import Case, check_fires, check_silent
 from tests.findings.rules.test_compute_hints import CALM
-from tests.findings.rules.test_loop_work import lines, place
+from tests.findings.rules.test_host_loop_work import lines, place
 
 SIZE = "tensor 'x' size mismatch at index 1. expected 101, actual 102"
 

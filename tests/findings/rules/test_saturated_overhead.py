@@ -9,7 +9,7 @@ import pytest
 from loaderdoctor.advice.prescription import candidates
 from loaderdoctor.findings.find import find
 from loaderdoctor.findings.model import Kind, Severity
-from loaderdoctor.findings.rules.overhead import overhead_bound_loader
+from loaderdoctor.findings.rules.saturated import overhead_bound_loader
 from loaderdoctor.settings import Settings
 from tests.findings.builders import healthy, loader, with_exposed, workers
 from tests.findings.case import Case, fires, stays_silent

@@ -9,7 +9,7 @@ import pytest
 from loaderdoctor.facts.shares import Shares
 from loaderdoctor.facts.whole import Facts, RankFacts
 from loaderdoctor.findings.model import Severity
-from loaderdoctor.findings.rules.slow_rank import slow_rank
+from loaderdoctor.findings.rules.slowed_compute import slow_rank
 from tests.findings.builders import healthy
 from tests.findings.case import Case, check_fires, check_silent
 

@@ -8,7 +8,7 @@ import pytest
 
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.facts.workers import ReadFacts
-from loaderdoctor.findings.storage_words import cached, helps, where
+from loaderdoctor.findings.rules.storage import cached, helps, kept_on
 from tests.findings.builders import healthy, loader, workers
 
 READS = ReadFacts(bytes_per_batch=1e6, calls_per_batch=10.0, disk_share=0.6)
@@ -33,16 +33,16 @@ def on(*kinds: str, clients: tuple[str, ...] = ()) -> Facts:
     ],
 )
 def test_a_known_file_system_has_its_name_and_its_remedy(kind: str, name: str, words: str) -> None:
-    assert where(on(kind)).startswith(f" ({kind}: {name}")
+    assert kept_on(on(kind)).startswith(f" ({kind}: {name}")
     assert words in helps(on(kind))
 
 
 def test_a_local_one_is_only_named_and_of_several_none_is() -> None:
-    assert where(on("ext4")) == " (ext4)"
+    assert kept_on(on("ext4")) == " (ext4)"
     assert helps(on("ext4")) == ""
-    assert where(on("ext4", "nfs4")) == where(on()) == ""
+    assert kept_on(on("ext4", "nfs4")) == kept_on(on()) == ""
     assert helps(on("ext4", "nfs4")) == ""
-    assert where(on(clients=("S3 (boto3)",))) == " (S3 (boto3))"
+    assert kept_on(on(clients=("S3 (boto3)",))) == " (S3 (boto3))"
 
 
 def test_what_came_from_memory_is_told_only_where_the_system_counts_it() -> None:

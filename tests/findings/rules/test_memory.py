@@ -12,7 +12,7 @@ from loaderdoctor.facts.loop import CollectionFacts
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.find import find
 from loaderdoctor.findings.model import Kind, Severity
-from loaderdoctor.findings.rules.garbage import gc_in_workers, gc_pauses
+from loaderdoctor.findings.rules.memory import gc_in_workers, gc_pauses
 from tests.findings.builders import healthy, shares, with_exposed, workers
 from tests.findings.case import Case, check_fires, check_silent
 

@@ -13,7 +13,7 @@ from loaderdoctor.attribution.verdict import judge_run
 from loaderdoctor.facts.loop_lines import CodeLine, LoopLineFacts, LoopPlace
 from loaderdoctor.facts.trace import HostHotspot
 from loaderdoctor.findings.model import Severity
-from loaderdoctor.findings.rules.loop_work import work_between_steps
+from loaderdoctor.findings.rules.host import work_between_steps
 from tests.findings.builders import healthy, machine, shares, trace
 from tests.findings.case import Case, fires, stays_silent
 from tests.trace_facts import changed

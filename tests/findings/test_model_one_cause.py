@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from loaderdoctor.findings.find import find
-from loaderdoctor.findings.model import Finding, Kind, Severity
-from loaderdoctor.findings.one_cause import PARTS, with_aspects
+from loaderdoctor.findings.model import PARTS, Finding, Kind, Severity, with_aspects
 from loaderdoctor.report.words.summary import CAUSES
 from tests.findings.builders import line, loader, with_exposed, workers
 

@@ -8,7 +8,7 @@ import pytest
 
 from loaderdoctor.facts.loop import CpuFacts, Mechanisms
 from loaderdoctor.facts.whole import Facts
-from loaderdoctor.findings.bounds import (
+from loaderdoctor.findings.input_parts import (
     least_rest_ms,
     least_without_ms,
     most_of,

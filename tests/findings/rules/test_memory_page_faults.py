@@ -17,7 +17,7 @@ from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.find import find
 from loaderdoctor.findings.model import Kind, Severity
 from loaderdoctor.findings.rules.contention import gil_contention
-from loaderdoctor.findings.rules.page_faults import allocator_page_faults, batch_page_faults
+from loaderdoctor.findings.rules.memory import allocator_page_faults, batch_page_faults
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.instrument.wire.window_records import CpuRecord
 from loaderdoctor.report.words.summary import verdict_sentence

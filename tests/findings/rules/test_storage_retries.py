@@ -10,7 +10,7 @@ from loaderdoctor.facts.whole import Facts
 from loaderdoctor.facts.workers import Leaf, LineHotspot
 from loaderdoctor.findings.find import find
 from loaderdoctor.findings.model import Kind, Severity
-from loaderdoctor.findings.rules.retries import retried_requests
+from loaderdoctor.findings.rules.storage import retried_requests
 from tests.findings.builders import line, loader, with_exposed, workers
 from tests.findings.case import Case, check_fires, check_silent
 

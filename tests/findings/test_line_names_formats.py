@@ -23,8 +23,7 @@ from loaderdoctor.advice.ideas import FORMAT_CHANGES
 from loaderdoctor.attribution.workers import worker_facts
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.facts.workers import LineHotspot, WorkerFacts
-from loaderdoctor.findings.formats import FORMATS, conversion
-from loaderdoctor.findings.line_names import MIN_STACK_SAMPLES
+from loaderdoctor.findings.line_names import FORMATS, MIN_STACK_SAMPLES, conversion
 from loaderdoctor.findings.model import Finding, Kind, Severity
 from loaderdoctor.findings.rules.batch_making import dataset_format_bound
 from loaderdoctor.instrument.dataset.dataset_code import normalisation, stores

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from loaderdoctor.instrument.recording.batch_costs import MIN_BATCHES
+from loaderdoctor.instrument.recording.process_counts import MIN_BATCHES
 from loaderdoctor.settings import Settings
 from loaderdoctor.tuning.costs import MAX_LOST_SHARE
 from loaderdoctor.tuning.outcome import Outcome

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.instrument.handover.live_loader import LiveLoader
-from loaderdoctor.instrument.recording.batch_costs import BatchCosts
-from loaderdoctor.instrument.recording.step_marks import BESIDES, GAP
+from loaderdoctor.instrument.recording.process_counts import BatchCosts
+from loaderdoctor.instrument.recording.stretch import BESIDES, GAP
 from loaderdoctor.instrument.session.feed import bypass
 from loaderdoctor.instrument.session.loader_state import LoaderState
 from loaderdoctor.instrument.session.script_process import place, process_group

@@ -14,22 +14,22 @@ from collections.abc import Callable
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-import msgspec
 import numpy as np
 
-from loaderdoctor.instrument.recording import queue_fill
-from loaderdoctor.instrument.recording.collections import CollectionTimes
-from loaderdoctor.instrument.recording.dry import DryProbe, sample_every
-from loaderdoctor.instrument.recording.step_marks import StepMarks
+from loaderdoctor.instrument.recording.process_counts import (
+    CollectionTimes,
+    WorkersReader,
+    queue_fill,
+)
 from loaderdoctor.instrument.recording.stretch import (
     N_LAST,
     Blocks,
+    StepMarks,
     stalls_of,
     step_bins,
     steps_of,
     sums_of,
 )
-from loaderdoctor.instrument.recording.workers_beat import WorkersReader
 from loaderdoctor.instrument.session.open_window import OpenWindow
 from loaderdoctor.instrument.session.session import (
     Driver,
@@ -42,12 +42,17 @@ from loaderdoctor.instrument.wire.protocol import Beat, WindowRequest
 from loaderdoctor.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from loaderdoctor.instrument.recording.copies import CopyProbe
+    from loaderdoctor.instrument.recording.device_probes import CopyProbe, DryProbe
 
 BEAT_NS: Final = 2_000_000_000
 # Marks summed up at a time, for loops of very short steps.
 MAX_MARKS: Final = 16_384
 MIN_TYPICAL: Final = 8  # steps, for a median of them
+# One step in so many has the device looked at: two events, and what is done around them, cost up to
+# 170 us a sample on an H200. Primes, so that no number of workers divides them and each worker's
+# batches are seen.
+SAMPLE_EVERY: Final = (13, 29, 53, 101, 199, 397)
+SAMPLE_NS: Final = 50_000_000  # the first of these that lasts so long
 # Copies are seen in one step in so long, and in twice that after each COPIES_LOOKS: their mean is
 # told of the whole run. Putting a hook on the loop's calls and taking it away cost 400 us on an
 # H200 (benchmarks/run_overhead.py: 30 us a step in every thirteenth of 0.3 ms). From Python 3.13
@@ -78,7 +83,7 @@ class Tuner(Protocol):
     def hear(
         self, at: list[int], flags: dict[int, int], fetches: list[tuple[int, int, int, int, int]]
     ) -> int:
-        """Of new marks, of what lay behind each (`step_marks`), and of fetches.
+        """Of new marks, of what lay behind each (`stretch`), and of fetches.
 
         Steps until it has to be called again; before, where one holds something else.
         """
@@ -132,7 +137,7 @@ class Recorder:
         session.workers.flush()
         session.workers.sums_only()
         if session.device is not None and definition.tick == "fetch":
-            from loaderdoctor.instrument.recording.copies import CopyProbe
+            from loaderdoctor.instrument.recording.device_probes import CopyProbe, DryProbe
 
             self._dry, self._copies = DryProbe(session.device), CopyProbe(session.device)
         cycle = windows.batches_per_cycle(None)
@@ -310,16 +315,20 @@ class Recorder:
     def _on_device(self) -> Dry | None:
         if self._dry is None or self._copies is None:
             return None
-        n_copied, copy_ns = self._copies.take()
-        return msgspec.structs.replace(self._dry.take(), n_copied=n_copied, copy_ns=copy_ns)
+        (n_sampled, dry_ns), (n_copied, copy_ns) = self._dry.take(), self._copies.take()
+        return Dry(n_sampled=n_sampled, dry_ns=dry_ns, n_copied=n_copied, copy_ns=copy_ns)
 
     def _queue(self) -> QueueFill | None:
         definition = self._session.definition
         assert definition is not None
         feed = definition.clock.feed() if definition.clock.feed is not None else None
         iterator = feed.iterator() if feed is not None else None
-        seen = queue_fill.look(iterator) if iterator is not None else None
-        return QueueFill(n_looks=1, n_ready=seen[0], n_asked=seen[1]) if seen is not None else None
+        return queue_fill(iterator) if iterator is not None else None
+
+
+def sample_every(step_ns: float) -> int:
+    """Of how many steps that long one is sampled."""
+    return next((n for n in SAMPLE_EVERY if n * step_ns >= SAMPLE_NS), SAMPLE_EVERY[-1])
 
 
 def _faults() -> tuple[int, int] | None:

@@ -36,7 +36,7 @@ class Clock(Protocol):
 
 
 class Marks(Protocol):
-    """Step boundaries of a recorded stretch (`recording.step_marks`)."""
+    """Step boundaries of a recorded stretch (`recording.stretch`)."""
 
     at: list[int]
     left: int  # boundaries that may be added before somebody has to look; 0 once anything happened

@@ -185,6 +185,17 @@ class WorkerSums(NamedTuple):
     idle_ns: int
     longest_ns: int  # since the file was last read, or a little longer
 
+    def since(self, before: WorkerSums | None) -> WorkerSums:
+        """Its counts without those of an earlier look at it."""
+        if before is None:
+            return self
+        return self._replace(
+            n_batches=self.n_batches - before.n_batches,
+            make_ns=self.make_ns - before.make_ns,
+            cpu_ns=self.cpu_ns - before.cpu_ns,
+            idle_ns=self.idle_ns - before.idle_ns,
+        )
+
 
 def read_sums(folder: Path) -> Iterator[tuple[Path, WorkerSums]]:
     """Every worker that has a file in `folder`; files that are no such are passed over."""

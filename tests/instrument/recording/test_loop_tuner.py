@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from loaderdoctor.instrument.handover.live_loader import LiveLoader
 from loaderdoctor.instrument.recording.loop_tuner import INTERNAL_ERROR, Fetch, LoopTuner
-from loaderdoctor.instrument.recording.step_marks import BESIDES, STARTS
+from loaderdoctor.instrument.recording.stretch import BESIDES, STARTS
 from loaderdoctor.settings import Settings
 from loaderdoctor.tuning.step_windows import Step
 from tests.instrument.handover.loops import Squares

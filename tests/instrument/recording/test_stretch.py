@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from loaderdoctor.instrument.recording.step_marks import BESIDES, GAP, STARTS, StepMarks
 from loaderdoctor.instrument.recording.stretch import (
+    BESIDES,
+    GAP,
+    STARTS,
     Blocks,
+    StepMarks,
     stalls_of,
     steps_of,
     sums_of,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from loaderdoctor.instrument.recording.copies import MAX_CALLS, CopyProbe
+from loaderdoctor.instrument.recording.device_probes import MAX_CALLS, CopyProbe
 
 DEVICE = torch.device("meta")  # copies to it are seen as copies to any accelerator
 

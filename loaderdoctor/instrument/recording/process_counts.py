@@ -1,0 +1,208 @@
+"""What is counted beside the steps: collections, batches that stand ready, workers' sums.
+
+Each worker keeps its sums in a file. What batches cost is known by the settings that made them: a
+trial's workers may crowd each other, the best's need not.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any, Final
+
+from loaderdoctor.instrument.wire.beats import Collections, QueueFill, WorkersBeat
+from loaderdoctor.instrument.wire.record_file import WorkerSums, read_sums
+from loaderdoctor.settings import Settings
+from loaderdoctor.tuning.candidates import BatchCost
+from loaderdoctor.units import NS_PER_MS
+
+# Shorter ones are told from their sum alone: a loop makes thousands of young collections.
+NOTED_NS: Final = 1_000_000
+MAX_NOTED: Final = 256
+# Batches that a mean needs; so many are timed with their CPU in this process (two system calls).
+MIN_BATCHES = 8
+ENOUGH_BATCHES = 64
+
+
+class CollectionTimes:
+    """Since it was installed; a collection costs a microsecond more meanwhile."""
+
+    def __init__(self) -> None:
+        self._began_ns = 0
+        self._n = self._total_ns = self._longest_ns = 0
+        self._noted: list[tuple[int, int]] = []
+
+    def install(self) -> None:
+        """Listen from now on."""
+        gc.callbacks.append(self._called)
+
+    def remove(self) -> None:
+        """Leave `gc` as it was."""
+        if self._called in gc.callbacks:
+            gc.callbacks.remove(self._called)
+
+    def take(self) -> tuple[Collections, list[tuple[int, int]]]:
+        """Sums since the last time, and (begin, end) of the long ones."""
+        sums = Collections(n=self._n, total_ns=self._total_ns, longest_ns=self._longest_ns)
+        noted, self._noted = self._noted, []
+        self._n = self._total_ns = self._longest_ns = 0
+        return sums, noted
+
+    def _called(self, phase: str, info: dict[str, Any]) -> None:
+        now = perf_counter_ns()
+        if phase == "start":
+            self._began_ns = now
+            return
+        began, self._began_ns = self._began_ns, 0
+        if not began:
+            return
+        took = now - began
+        self._n += 1
+        self._total_ns += took
+        if took > self._longest_ns:
+            self._longest_ns = took
+        if took >= NOTED_NS and len(self._noted) < MAX_NOTED:
+            self._noted.append((began, now))
+
+
+def queue_fill(iterator: Any) -> QueueFill | None:
+    """A look at a multi-process iterator's queues, at a step boundary; None: not one.
+
+    Leans on torch's own attributes: where they are missing, nothing is told.
+    """
+    try:
+        asked = int(iterator._tasks_outstanding)
+        # Those that came before their turn wait in `_task_info`, which has two entries then.
+        ready = sum(1 for info in iterator._task_info.values() if len(info) == 2)
+        queue = iterator._data_queue
+        ready += int(queue.qsize())
+        if queue is not iterator._worker_result_queue:  # pinned; others wait for that
+            ready += int(iterator._worker_result_queue.qsize())
+    except (AttributeError, NotImplementedError, TypeError, OSError):
+        return None
+    return QueueFill(n_looks=1, n_ready=min(ready, asked), n_asked=asked)
+
+
+class WorkersReader:
+    """What all of one process's workers did since the last look."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._known: dict[Path, WorkerSums] = {}
+
+    def take(self) -> WorkersBeat | None:
+        """Since the last call; None where no worker ever kept sums."""
+        found = dict(read_sums(self._folder))
+        if not found and not self._known:
+            return None
+        n_started = n_ended = n_died = n_batches = make = cpu = idle = longest = 0
+        alive = []
+        for path, now in found.items():
+            n_started += path not in self._known
+            more = now.since(self._known.get(path))
+            n_batches += more.n_batches
+            make += more.make_ns
+            cpu += more.cpu_ns
+            idle += more.idle_ns
+            longest = max(longest, now.longest_ns)
+            if now.ended:
+                n_ended += 1
+            elif _lives(now.pid):
+                alive.append(now.pid)
+                continue
+            else:
+                n_died += 1
+            with suppress(OSError):
+                path.unlink()
+        self._known = {path: now for path, now in found.items() if now.pid in alive}
+        return WorkersBeat(
+            n_alive=len(alive),
+            n_started=n_started,
+            n_ended=n_ended,
+            n_died=n_died,
+            n_batches=n_batches,
+            make_ns=make,
+            cpu_ns=cpu,
+            idle_ns=idle,
+            longest_ns=longest,
+            pids=tuple(alive),
+        )
+
+
+class BatchCosts:
+    """What one loader's batches cost lately: in workers by their sums, else in this process."""
+
+    def __init__(self, sums_folder: Path, others: Callable[[], int] = lambda: 0) -> None:
+        """`others`: batches that other loaders' workers gave so far; their sums look the same."""
+        self._folder = sums_folder
+        self._others = others
+        self._seen: dict[Path, WorkerSums] = {}
+        self._others_seen = 0
+        self._serving: Settings | None = None
+        self._known: dict[Settings, BatchCost] = {}
+        self._n = self._make_ns = self._cpu_ns = 0  # in this process
+
+    @property
+    def wants_cpu(self) -> bool:
+        """Whether CPU time of fetches in this process is to be measured still."""
+        return self._n < ENOUGH_BATCHES
+
+    def serves(self, settings: Settings | None) -> None:
+        """These make all batches now; None: several pools do."""
+        if settings is self._serving or settings == self._serving:
+            return
+        self._serving = settings
+        if settings is not None:
+            self._begin(dict(read_sums(self._folder)), self._others())
+
+    def fetched(self, took_ns: int, cpu_ns: int) -> None:
+        """A batch that was made in this process, its CPU time measured."""
+        self._n += 1
+        self._make_ns += took_ns
+        self._cpu_ns += cpu_ns
+        if self._n >= MIN_BATCHES and self._serving is not None:
+            self._known[self._serving] = _cost(self._n, self._make_ns, self._cpu_ns)
+
+    def of(self, settings: Settings) -> BatchCost | None:
+        """Of their batches since the last call, where they are enough; else what was known."""
+        if settings == self._serving:
+            self._look(settings)
+        return self._known.get(settings)
+
+    def _look(self, serving: Settings) -> None:
+        found, others = dict(read_sums(self._folder)), self._others()
+        if others != self._others_seen:
+            self._begin(found, others)  # theirs are among these
+            return
+        n = make_ns = cpu_ns = 0
+        for path, now in found.items():
+            more = now.since(self._seen.get(path))
+            n += more.n_batches
+            make_ns += more.make_ns
+            cpu_ns += more.cpu_ns
+        if n >= MIN_BATCHES:
+            self._seen, self._known[serving] = found, _cost(n, make_ns, cpu_ns)
+
+    def _begin(self, found: dict[Path, WorkerSums], others: int) -> None:
+        self._seen, self._others_seen = found, others
+
+
+def _cost(n: int, make_ns: int, cpu_ns: int) -> BatchCost:
+    return BatchCost(make_ms=make_ns / n / NS_PER_MS, cpu_ms=cpu_ns / n / NS_PER_MS)
+
+
+def _lives(pid: int) -> bool:
+    """Whether this child runs; one that has ended and was not waited for does not."""
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return True  # no /proc: what the signal said
+    return state not in ("Z", "X")

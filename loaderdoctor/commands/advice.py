@@ -20,11 +20,20 @@ from rich.text import Text
 
 from loaderdoctor.errors import EXIT_THRESHOLD, UsageError
 from loaderdoctor.instrument.system.machine import gpus, usable_cpus
-from loaderdoctor.proving.advised import Advised, advised, script_of, words_of
-from loaderdoctor.proving.journal import journal_of, note, read_journal, standing, write_journal
+from loaderdoctor.proving.edits import Advised, advised, script_of, words_of
 from loaderdoctor.proving.judge import Promise, Proof
-from loaderdoctor.proving.page import headline, markdown, rows
-from loaderdoctor.proving.record import keep, record
+from loaderdoctor.proving.record import (
+    headline,
+    journal_of,
+    keep,
+    markdown,
+    note,
+    read_journal,
+    record,
+    rows,
+    standing,
+    write_journal,
+)
 from loaderdoctor.proving.trees import Tree, copied, root_of
 from loaderdoctor.proving.turns import Side, Turns, in_turns
 from loaderdoctor.report.files import read_report

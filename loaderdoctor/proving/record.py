@@ -1,21 +1,123 @@
-"""A proof for programs, and as the run folder keeps it: what was promised, and what was got."""
+"""What was proven and what was written, told and kept in the run folder.
+
+A proof for a terminal, a pull request and programs, with what was promised and what was got; what
+`apply` wrote, so that it can be taken back.
+"""
 
 from __future__ import annotations
 
+import base64
 import math
+import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from loaderdoctor import format as fmt
 from loaderdoctor.errors import UsageError
-from loaderdoctor.estimate import Estimate
-from loaderdoctor.proving.judge import Kept, Promise, Proof
+from loaderdoctor.estimate import Estimate, interval
+from loaderdoctor.proving.edits import FileEdit
+from loaderdoctor.proving.judge import MAX_RATIO_KNOWN, Kept, Promise, Proof
 from loaderdoctor.proving.samples import Samples
 from loaderdoctor.report.files import write_bytes
 
 # In the run folder whose advice was proven; the oldest first.
 PROOFS = "proofs.json"
+# Next to report.json.
+JOURNAL = "applied.json"
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+def headline(proof: Proof, *, promise: Promise | None = None) -> str:
+    """What the change brought, in a sentence, and where losses can't be compared, in another."""
+    ratio, faster = _ratio(proof.speed_up), proof.faster()
+    if faster is None:
+        said = f"No difference beyond the noise: {ratio} as fast"
+    elif faster:
+        said = f"{ratio} as fast"
+    else:
+        said = f"Slower: {ratio} as fast"
+    also = ""
+    if proof.differs_from_itself and proof.numerics == "unknown":
+        also = " Whether training stays the same can't be told: the script differs from itself."
+    kept = proof.keeps(promise)
+    if promise is None:
+        return f"{said}.{also}"
+    if kept is None:
+        return f"{said}; too few turns to tell whether as promised ({promised(promise)}).{also}"
+    if kept and promise.is_gain and not promise.at_best and faster is None:
+        return f"{said}; too noisy to rule out what was promised ({promised(promise)}).{also}"
+    word = "promised" if promise.is_gain else "expected"
+    return f"{said}; {'as' if kept else 'not as'} {word} ({promised(promise)}).{also}"
+
+
+def promised(promise: Promise) -> str:
+    """`3.9x [3.10, 4.70]`, `at best 3.9x`, `about as fast, may help: 1.2x [0.83, 1.72]`.
+
+    The interval is one of what a new run of the script gets.
+    """
+    said = f"{'at best ' if promise.at_best else ''}{fmt.ratio(promise.times)}"
+    if promise.low is None or promise.high is None:
+        return said
+    between = f"[{promise.low:.2f}, {promise.high:.2f}]"
+    return f"{said} {between}" if promise.is_gain else f"about as fast, may help: {said} {between}"
+
+
+def rows(proof: Proof, *, expected: str | None = None) -> list[tuple[str, str]]:
+    """What a reader checks: times, batches, losses."""
+    compared = proof.kept
+    shown = [
+        ("as it is", _time(proof.before_ms)),
+        ("changed", _time(proof.after_ms)),
+        ("speed", f"{_ratio(proof.speed_up)}, 95 % of {fmt.count(proof.speed_up.n, 'turn')}"),
+        ("training", proof.beside(expected)),
+    ]
+    if proof.numerics == "redrawn" and proof.fixed is not None:
+        compared = proof.fixed
+    if compared.n_same_inputs is not None:
+        n = compared.n_steps
+        shown.append(("model inputs", f"{compared.n_same_inputs} of the first {n} steps identical"))
+    if compared.max_loss_difference is not None:
+        own = proof.own.max_loss_difference if proof.own is not None else None
+        beside = f"; the script beside itself: {own:.1g}" if own is not None else ""
+        shown.append(
+            ("losses", f"differ by at most {compared.max_loss_difference:.1g} (relative){beside}")
+        )
+    return shown
+
+
+def markdown(
+    proof: Proof,
+    *,
+    title: str,
+    machine: str,
+    command: str,
+    promise: Promise | None,
+    expected: str | None = None,
+) -> str:
+    """One page that can go into a pull request."""
+    lines = [f"### {title}", "", headline(proof, promise=promise), "", "| | |", "|---|---|"]
+    lines += [f"| {name} | {value} |" for name, value in rows(proof, expected=expected)]
+    lines += [
+        "",
+        f"Original and changed script in fresh processes, in turns, on the same seed: `{command}`. "
+        f"{machine}{f' {proof.versions}.' if proof.versions else ''}",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _time(estimate: Estimate) -> str:
+    return f"{fmt.step_ms(estimate.value, interval(estimate))} a step"
+
+
+def _ratio(estimate: Estimate) -> str:
+    if estimate.high > MAX_RATIO_KNOWN * estimate.value:
+        return f"{fmt.ratio(estimate.value)} (too few turns for an interval)"
+    return f"{fmt.ratio(estimate.value)} [{estimate.low:.2f}, {estimate.high:.2f}]"
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,9 +201,12 @@ def keep(run: Path, one: ProofRecord) -> None:
 
 def kept_proofs(run: Path) -> list[ProofRecord]:
     """The oldest first; [] where nothing was proven. Raises UsageError for a torn file."""
-    file = run / PROOFS
+    return _listed(run / PROOFS, ProofRecord)
+
+
+def _listed(file: Path, kind: type[T]) -> list[T]:
     try:
-        return msgspec.json.decode(file.read_bytes(), type=list[ProofRecord])
+        return msgspec.json.decode(file.read_bytes(), type=list[kind])  # type: ignore[valid-type]
     except FileNotFoundError:
         return []
     except (OSError, msgspec.MsgspecError) as error:
@@ -138,3 +243,79 @@ def _compared(found: Kept | None) -> dict[str, float | None] | None:
         else None,
         "first_differing_step": found.first_differing_step,
     }
+
+
+class Replaced(msgspec.Struct, frozen=True, kw_only=True):
+    """One file, before and after."""
+
+    path: str
+    before: str  # base64
+    after: str
+
+    @property
+    def content_before(self) -> bytes:
+        """Byte by byte."""
+        return base64.b64decode(self.before)
+
+    @property
+    def content_after(self) -> bytes:
+        """Byte by byte."""
+        return base64.b64decode(self.after)
+
+
+class Applied(msgspec.Struct, frozen=True, kw_only=True):
+    """One `apply --write`."""
+
+    when: float  # seconds since 1970
+    changes: str
+    files: tuple[Replaced, ...]
+    numbers: tuple[int, ...] = ()  # of the changes; (): not noted, or the first
+
+
+def journal_of(run: Path) -> Path:
+    """Where it lies for a run folder, or for its report.json."""
+    return (run if run.is_dir() else run.parent) / JOURNAL
+
+
+def read_journal(run: Path) -> list[Applied]:
+    """The oldest first; [] where nothing was applied. Raises UsageError for a torn file."""
+    return _listed(journal_of(run), Applied)
+
+
+def write_journal(run: Path, applied: Sequence[Applied]) -> None:
+    """In place of what is there."""
+    write_bytes(journal_of(run), msgspec.json.encode(applied))
+
+
+def note(run: Path, changes: str, numbers: Sequence[int], edits: Sequence[FileEdit]) -> None:
+    """Before anything is written: what is there can be had again, whatever happens."""
+    files = tuple(
+        Replaced(path=str(e.path), before=_text(e.before), after=_text(e.after)) for e in edits
+    )
+    one = Applied(when=time.time(), changes=changes, files=files, numbers=tuple(numbers))
+    write_journal(run, [*read_journal(run), one])
+
+
+def standing(run: Path) -> tuple[tuple[int, ...], dict[Path, bytes]]:
+    """Numbers of the changes that are written and still stand; their files as they were before."""
+    numbers: list[int] = []
+    before: dict[Path, bytes] = {}
+    for one in reversed(read_journal(run)):
+        there = {Path(x.path): _content(Path(x.path), before) for x in one.files}
+        if one.files and all(there[Path(x.path)] == x.content_after for x in one.files):
+            before |= {Path(x.path): x.content_before for x in one.files}
+            numbers += one.numbers
+    return tuple(sorted(set(numbers))), before
+
+
+def _content(path: Path, known: dict[Path, bytes]) -> bytes | None:
+    if path in known:
+        return known[path]
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
+
+
+def _text(content: bytes) -> str:
+    return base64.b64encode(content).decode("ascii")

@@ -20,8 +20,7 @@ from loaderdoctor.proving.judge import (
     proof,
     step_ms,
 )
-from loaderdoctor.proving.page import headline, markdown, rows
-from loaderdoctor.proving.record import record
+from loaderdoctor.proving.record import headline, markdown, record, rows
 from loaderdoctor.proving.samples import Samples
 
 N = 30

@@ -25,6 +25,7 @@ from loaderdoctor.secrets import MASK
 _LINE_END = re.compile(r"(\r\n|\r|\n)")
 _MARK = "\ufeff"  # of a file that begins with a byte order mark; no text that was read holds it
 _PLACE = re.compile(r"^(?P<name>[^\s:][^:]*\.py):(?P<line>\d+)$")
+_ENVIRONMENT = re.compile(r"^(?P<name>[A-Za-z_]\w*)=(?P<value>.*)$", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,9 +201,6 @@ def _cores(hunk: Hunk) -> list[tuple[int, int, tuple[str, ...]]]:
         for kind, a, b, c, d in matcher.get_opcodes()
         if kind != "equal"
     ]
-
-
-_ENVIRONMENT = re.compile(r"^(?P<name>[A-Za-z_]\w*)=(?P<value>.*)$", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

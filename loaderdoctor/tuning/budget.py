@@ -1,34 +1,104 @@
-"""What a trial may cost a training: what it is expected to, and whether that may be spent."""
+"""What trying costs a training, what it saved, what a trial may cost, and whether it may begin."""
 
 from __future__ import annotations
 
 from loaderdoctor.settings import Settings
 from loaderdoctor.tuning.candidates import (
+    FORKED_WORKER_MS,
     LAST_WINDOWS,
+    Ask,
     BatchCost,
     TunedLoop,
     crowds,
     predicted_ms,
 )
-from loaderdoctor.tuning.costs import Costs
-from loaderdoctor.tuning.outcome import Ask
-from loaderdoctor.tuning.step_windows import Served, Step
+from loaderdoctor.tuning.step_windows import MIN_STEPS, Served, Step, queued
 
+# Of the time that a run takes for sure, what trying may cost: time beyond the best so far. What
+# was gained pays for nothing: a long run can wait for its next trial.
+MAX_LOST_SHARE = 0.02
+# A trial begins while this much of it would be left over: what it will cost is expected only, and
+# in simulated trainings it was up to 15 % more.
+PLANNED_SHARE = 0.8
+# One under way ends while so much would be left: to see that it loses takes some steps, and real
+# trainings lost up to 2.3 % without (docs/run.md).
+RUNNING_SHARE = 0.9
+# A worker that is spawned imports torch.
+SPAWNED_WORKER_MS = 3000.0
 # Batches may take so much longer than it was seen where a prediction pays for a trial.
 SURE = 1.3
 
 
 class Budget:
-    """Of one run; knows where in its epoch the loop is."""
+    """Of one run, in ms so far; knows where in its epoch the loop is."""
 
     def __init__(self, loop: TunedLoop) -> None:
-        self.costs = Costs(worker_start_ms=loop.worker_start_ms)
+        self.saved_ms = 0.0  # against the loop's own pace; trying included
+        self.run_ms = 0.0  # all steps
         self._loop = loop
         self._epoch_at = 0  # steps of this epoch
+        self._ended_ms = 0.0  # lost to trials that ended
+        self._trial_ms = 0.0  # by the one under way, beyond the best's pace; may be negative
+        self._steps_ms = 0.0  # the same of its own steps, without what opening it took
+        self._n_own = 0  # of those
+        self._opening_ms: dict[int, float] = {}  # seen, by number of workers
 
     def moved(self, step: Step) -> None:
         """The loop made these."""
+        self.run_ms += step.ms
         self._epoch_at = 1 if step.first else self._epoch_at + step.n
+
+    @property
+    def lost_ms(self) -> float:
+        """Time beyond the best's pace that trying took."""
+        return self._ended_ms + max(0.0, self._trial_ms)
+
+    def add(
+        self, step: Step, *, own: Served, best: Served, trial: Settings | None, opens: bool
+    ) -> None:
+        """Another step. `trial`: what is tried, or gone back from; `opens`: a pool was opened."""
+        own_ms = own.boundary_ms if step.first else own.pace_ms
+        best_ms = best.boundary_ms if step.first else best.pace_ms
+        if trial is not None and best_ms is not None:
+            self._trial_ms += step.ms - step.n * best_ms
+            if step.settled and not step.first and not opens and step.serving == trial:
+                self._n_own += step.n
+                if self._n_own > 1:  # the first waited for the pool's first batch
+                    self._steps_ms += step.ms - step.n * best_ms
+            if opens and not step.first:
+                self._opening_ms[trial.num_workers or 0] = max(0.0, step.ms - best_ms)
+        if own_ms is not None:
+            self.saved_ms += step.n * own_ms - step.ms
+
+    def end_trial(self) -> None:
+        """What it lost is lost; what it gained is no loss of the next one's."""
+        self._ended_ms = self.lost_ms
+        self._trial_ms = self._steps_ms = 0.0
+        self._n_own = 0
+
+    def goes_on_losing(self, trial: Settings, best_ms: float) -> bool:
+        """Whether the steps of the trial under way are slow: opening it is paid for already.
+
+        Told of few steps where they take several times as long, else of those behind its queues.
+        """
+        n = self._n_own - 1
+        if n < max(MIN_STEPS, trial.num_workers or 0):
+            return False
+        hopeless = self._steps_ms > n * best_ms
+        return hopeless or (self._steps_ms > 0 and n >= queued(trial) + MIN_STEPS)
+
+    def opening_ms(self, settings: Settings, instead_of: Settings | None = None) -> float:
+        """What going over takes; at an epoch's beginning, `instead_of` what starts there anyway."""
+        n = settings.num_workers or 0
+        if instead_of is not None and not instead_of.persistent_workers:
+            n = max(0, n - (instead_of.num_workers or 0))
+        if n in self._opening_ms:
+            return self._opening_ms[n]
+        seen = [ms / m for m, ms in self._opening_ms.items() if m]
+        if seen or self._loop.worker_start_ms is not None:
+            return n * max(*seen, self._loop.worker_start_ms or 0.0, 0.0)
+        forks = settings.start_method in (None, "fork")
+        return n * (FORKED_WORKER_MS if forks else SPAWNED_WORKER_MS)
 
     @property
     def _epoch_left(self) -> int:
@@ -43,7 +113,9 @@ class Budget:
         `planned`: to something that has not begun; `best` is what is known of the best settings.
         """
         n_more = self._epoch_left + ((self._loop.steps_per_epoch or 0) if at_epoch else 0)
-        return expected_ms <= self.costs.left_ms(n_more, best.pace_ms or 0.0, planned=planned)
+        allowed_ms = MAX_LOST_SHARE * (self.run_ms + n_more * (best.pace_ms or 0.0))
+        share = PLANNED_SHARE if planned else RUNNING_SHARE
+        return expected_ms <= share * allowed_ms - self.lost_ms
 
     def paid(
         self,
@@ -84,8 +156,8 @@ class Budget:
         then, as predicted, stands for it where that is less. It is predicted only of workers that
         have CPUs enough.
         """
-        opening = self.costs.opening_ms(settings, best if at_epoch else None)
-        back = self.costs.opening_ms(best)
+        opening = self.opening_ms(settings, best if at_epoch else None)
+        back = self.opening_ms(best)
         pace, n = known.step_ms(LAST_WINDOWS), self._loop.steps_per_epoch
         if cost is None or not n or pace is None or crowds(self._loop, settings, best, cost):
             return opening + back
@@ -96,7 +168,7 @@ class Budget:
 
     def back_ms(self, best: Settings, known: Served, served: Served) -> float:
         """What going back to the best takes: at once, or being `served` on until the next epoch."""
-        opening = self.costs.opening_ms(best)
+        opening = self.opening_ms(best)
         if not self._loop.steps_per_epoch or served.pace_ms is None or known.pace_ms is None:
             return opening
         return min(opening, max(0.0, served.pace_ms - known.pace_ms) * self._epoch_left)

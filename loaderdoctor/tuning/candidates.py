@@ -1,13 +1,21 @@
-"""Which settings may bring something, given what the present best does: one change at a time."""
+"""Which settings may bring something, given what the present best does; what came of them.
+
+Candidates are one change away from the best.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
+from loaderdoctor.estimate import Estimate
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings, StartMethod
 from loaderdoctor.tuning.step_windows import Served
+
+State = Literal["watching", "trying", "resting", "confirming", "returning", "done"]
+Verdict = Literal["kept", "slower", "not-separable", "too-dear", "failed", "refused"]
 
 # A loop that waits less than this for its batches gains nothing that could be told from noise.
 MIN_WAIT_SHARE = 0.03
@@ -23,6 +31,52 @@ MAX_PREFETCH_FACTOR = 16
 LAST_WINDOWS = 4
 # What opening a pool takes, until one was opened: a forked worker 30 ms on two cores.
 FORKED_WORKER_MS = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """Settings to go over to: at the next batch, or where the next epoch begins."""
+
+    settings: Settings  # complete
+    at_epoch: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """One setting that was tried, or would have been."""
+
+    settings: Settings  # complete
+    verdict: Verdict
+    at_step: int
+    step_ms: Estimate | None = None
+    against_ms: Estimate | None = None  # the best before it
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What tuning came to so far."""
+
+    state: State
+    own: Settings
+    chosen: Settings
+    chosen_at_step: int | None  # None: the loop's own settings stay
+    proven: bool  # held against the loop's own once more
+    own_ms: Estimate | None
+    chosen_ms: Estimate | None
+    n_steps: int
+    lost_steps: float  # to trying, in steps of the pace that the run has
+    lost_ms: float
+    run_ms: float  # since tuning began
+    saved_ms: float  # against the loop's own pace, of the steps that were made; trying included
+    tried: tuple[Tried, ...]
+
+
+def in_vain(settings: Settings, tried: Iterable[Tried]) -> bool:
+    """Whether the same with workers that are kept was tried, and was no better."""
+    kept = replace(settings, persistent_workers=True)
+    worse = ("slower", "not-separable", "too-dear")
+    return kept != settings and any(x.settings == kept and x.verdict in worse for x in tried)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,6 +58,13 @@ class Served:
         del self.windows[:-MAX_KEPT]
         self.pace_ms = math.fsum(x.step_ms for x in self.windows) / len(self.windows)
 
+    def lately(self, last: int) -> Served:
+        """Its `last` windows alone."""
+        made = Served()
+        for window in self.windows[-last:]:
+            made.add(window)
+        return made
+
     def add_boundary(self, ms: float) -> None:
         """Another epoch's first step."""
         self.boundaries_ms.append(ms)

@@ -20,12 +20,17 @@ from loaderdoctor.tuning.budget import Budget
 from loaderdoctor.tuning.candidates import (
     LAST_WINDOWS,
     MIN_WAIT_SHARE,
+    Ask,
     BatchCost,
+    Outcome,
+    State,
+    Tried,
     TunedLoop,
+    Verdict,
     candidates,
+    in_vain,
     on_the_way,
 )
-from loaderdoctor.tuning.outcome import Ask, Outcome, State, Tried, Verdict, in_vain
 from loaderdoctor.tuning.step_windows import (
     MIN_BOUNDARIES,
     MIN_STEPS,
@@ -85,7 +90,6 @@ class Tuner:
         self._proven = False
         self._n_steps = 0
         self._budget = Budget(loop)
-        self._costs = self._budget.costs
         self._asked_at: int | None = None  # step behind which `wanted` was asked for; None: served
         self._at_epoch = False  # it was asked for the next epoch
         self._n_confirms = 0  # rounds next to the loop's own
@@ -135,7 +139,7 @@ class Tuner:
 
     def outcome(self) -> Outcome:
         """What is known now."""
-        run_ms = self._costs.run_ms
+        run_ms = self._budget.run_ms
         return Outcome(
             state=self._state,
             own=self._loop.own,
@@ -145,21 +149,20 @@ class Tuner:
             own_ms=self._own.step_ms(),
             chosen_ms=self._best_served.step_ms(),
             n_steps=self._n_steps,
-            lost_steps=self._costs.lost_ms * self._n_steps / run_ms if run_ms else 0.0,
-            lost_ms=self._costs.lost_ms,
+            lost_steps=self._budget.lost_ms * self._n_steps / run_ms if run_ms else 0.0,
+            lost_ms=self._budget.lost_ms,
             run_ms=run_ms,
-            saved_ms=self._costs.saved_ms,
+            saved_ms=self._budget.saved_ms,
             tried=tuple(self._tried),
         )
 
     # ------------------------------------------------------------ what it costs
 
     def _account(self, step: Step) -> None:
-        self._costs.run_ms += step.ms
         if self._state == "watching":
             return
         changes = self._asked_at is not None or self._wanted is not self._best
-        self._costs.add(
+        self._budget.add(
             step,
             own=self._own,
             best=self._best_served,
@@ -183,14 +186,14 @@ class Tuner:
         if not trying or self._budget.allows(self._back_ms, self._best_served, planned=False):
             return None  # it would have to be gone back from
         best_ms = self._best_served.pace_ms
-        if best_ms is None or not self._costs.goes_on_losing(self._wanted, best_ms):
+        if best_ms is None or not self._budget.goes_on_losing(self._wanted, best_ms):
             return None
         self._give_up(self._wanted, "too-dear")
         return self._next()
 
     def _back(self) -> Ask | None:
         """To the best: at once, or where the next epoch begins if that costs less."""
-        later = self._wanted != self._best and self._back_ms < self._costs.opening_ms(self._best)
+        later = self._wanted != self._best and self._back_ms < self._budget.opening_ms(self._best)
         return self._ask(self._best, at_epoch=later)
 
     # ------------------------------------------------------------ what comes next
@@ -280,7 +283,7 @@ class Tuner:
             reason=reason,
         )
         self._tried.append(tried)
-        self._costs.end_trial()
+        self._budget.end_trial()
 
     def _next(self) -> Ask | None:
         """The next trial where one is promising and can be paid for; else the best serves on."""
@@ -331,7 +334,7 @@ class Tuner:
         assert best_ms is not None
         steps = queued(own) + CONFIRM_WINDOWS * max(MIN_STEPS, WINDOW_MS / own_ms)
         expected = steps * max(0.0, own_ms - best_ms)
-        expected += self._costs.opening_ms(self._best) + self._costs.opening_ms(own)
+        expected += self._budget.opening_ms(self._best) + self._budget.opening_ms(own)
         # Not those that it was chosen by: they are its lucky ones.
         around = self._known[self._best].windows[self._n_chosen_by :]
         if len(around) < CONFIRM_WINDOWS or not self._budget.allows(expected, self._best_served):
@@ -358,7 +361,7 @@ class Tuner:
         was, now = before.step_ms(), after.step_ms()
         assert was is not None
         assert now is not None
-        self._costs.end_trial()
+        self._budget.end_trial()
         shorter = gained(before, after, MAX_WINDOWS)
         gain = shorter.value
         if gain > WIDENING * shorter.margin:
@@ -382,9 +385,7 @@ class Tuner:
         if not became_slower(served, LAST_WINDOWS):
             return not is_slower(served, LAST_WINDOWS)
         self._given_up = {self._best}
-        now = Served()
-        for window in served.windows[-LAST_WINDOWS:]:
-            now.add(window)
+        now = served.lately(LAST_WINDOWS)
         self._known = {self._loop.own: self._own, self._best: now}
         self._own, self._served, self._best_served = self._known[self._loop.own], now, now
         return True

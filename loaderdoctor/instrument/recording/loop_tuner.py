@@ -23,8 +23,7 @@ from loaderdoctor.instrument.system.machine import usable_cpus
 from loaderdoctor.instrument.trial.trial_checks import start_method_of
 from loaderdoctor.instrument.wire.beats import TriedRecord, TuningRecord
 from loaderdoctor.settings import Settings
-from loaderdoctor.tuning.candidates import TunedLoop
-from loaderdoctor.tuning.outcome import Ask
+from loaderdoctor.tuning.candidates import Ask, TunedLoop
 from loaderdoctor.tuning.step_windows import Step
 from loaderdoctor.tuning.tuner import Tuner
 from loaderdoctor.units import NS_PER_MS

@@ -20,6 +20,12 @@ from loaderdoctor.instrument.wire.log_bins import counted
 STARTS: Final = 1  # a new iterator of the step's loader: made, workers started, first batch
 GAP: Final = 2  # no step: from the fetch that found the epoch over to the next epoch's first
 BESIDES: Final = 4  # other loaders were read, or something was saved
+# A step of this many times the median, and this much more of time, is a stall. Less is a matter of
+# the distribution, which blocks and histograms tell.
+STALL_TIMES = 2.5
+STALL_NS = 5_000_000
+MAX_STALLS = 64  # of one stretch, the longest: more of them are the loop's ordinary steps
+N_LAST = 32
 
 
 class StepMarks:
@@ -88,13 +94,6 @@ class StepMarks:
 
 
 I64 = NDArray[np.int64]
-
-# A step of this many times the median, and this much more of time, is a stall. Less is a matter of
-# the distribution, which blocks and histograms tell.
-STALL_TIMES = 2.5
-STALL_NS = 5_000_000
-MAX_STALLS = 64  # of one stretch, the longest: more of them are the loop's ordinary steps
-N_LAST = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -135,7 +135,7 @@ class TriedRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """One setting. Milliseconds are means of its windows' steps."""
 
     settings: Settings  # complete
-    verdict: str  # tuning.outcome.Verdict
+    verdict: str  # tuning.candidates.Verdict
     at_step: int
     step_ms: float | None = None
     against_ms: float | None = None  # the best before it

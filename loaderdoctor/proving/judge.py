@@ -220,7 +220,7 @@ class Proof:
 
         A bound is kept by any gain that is one, and broken by a gain beyond it: "at best" was wrong
         then. What was measured is not kept where no gain shows and so large a one is ruled out;
-        where a new run was said to be about as fast, it is kept by one that is.
+        where a new run was said to gain nothing, maybe, it is kept by one that is as fast.
         """
         got = self.speed_up
         if promise is None or not got.bounded:

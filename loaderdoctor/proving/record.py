@@ -55,7 +55,7 @@ def headline(proof: Proof, *, promise: Promise | None = None) -> str:
 
 
 def promised(promise: Promise) -> str:
-    """`3.9x [3.10, 4.70]`, `at best 3.9x`, `about as fast, may help: 1.2x [0.83, 1.72]`.
+    """`3.9x [3.10, 4.70]`, `at best 3.9x`, `1.2x [0.83, 1.72], may gain nothing`.
 
     The interval is one of what a new run of the script gets.
     """
@@ -63,7 +63,7 @@ def promised(promise: Promise) -> str:
     if promise.low is None or promise.high is None:
         return said
     between = f"[{promise.low:.2f}, {promise.high:.2f}]"
-    return f"{said} {between}" if promise.is_gain else f"about as fast, may help: {said} {between}"
+    return f"{said} {between}{'' if promise.is_gain else ', may gain nothing'}"
 
 
 def rows(proof: Proof, *, expected: str | None = None) -> list[tuple[str, str]]:
@@ -143,7 +143,7 @@ class ProofRecord(msgspec.Struct, frozen=True, kw_only=True):
     as_expected: bool | None = None  # whether training is so; None: not known, or not checked
     promised_speed_up: float | None = None
     promised_between: tuple[float, float] | None = None  # 25 of 30 new runs lay in such a one
-    promised_gain: bool | None = None  # False: about as fast, may help; None: nothing was promised
+    promised_gain: bool | None = None  # False: it may gain nothing; None: nothing was promised
     promise_at_best: bool | None = None
     promise_kept: bool | None = None
     kept: dict[str, float | None] | None = None
@@ -161,9 +161,9 @@ class ProofRecord(msgspec.Struct, frozen=True, kw_only=True):
         if times is not None:
             at_best = "at best " if self.promise_at_best else ""
             word = "expected" if self.promised_gain is False else "promised"
-            may = "about as fast, " if self.promised_gain is False else ""
+            may = " or no gain" if self.promised_gain is False else ""
             missed = f", not as {word}" if self.promise_kept is False else ""
-            said = f"{word} {may}{at_best}{fmt.ratio(times)}, {said}{missed}"
+            said = f"{word} {at_best}{fmt.ratio(times)}{may}, {said}{missed}"
         return "; ".join(filter(None, (f"{self.changes}: {said}", self.training)))
 
 

@@ -5,13 +5,14 @@ User text is escaped by the template engine, everywhere.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from loaderdoctor import __version__
 from loaderdoctor import format as fmt
@@ -55,6 +56,7 @@ from loaderdoctor.setting_words import heading
 NAME = "report.html"
 _TEMPLATE = "report.html.j2"
 _BYTES = "_bytes"
+_QUOTED = re.compile(r"`([^`\n]+)`")
 
 
 def write_html(report: Report, folder: RunFolder, extras: HtmlExtras | None = None) -> None:
@@ -117,8 +119,16 @@ def _environment() -> Environment:
         share_words=share_words,
         lines=str.splitlines,
         heading=heading,
+        prose=_prose,
     )
     return made
+
+
+def _prose(text: str) -> Markup:
+    """A sentence; what it quotes in backticks is set as code."""
+    parts = [escape(fmt.plain(part)) for part in _QUOTED.split(text)]
+    code = Markup("<code>{}</code>")
+    return Markup("").join(code.format(x) if i % 2 else x for i, x in enumerate(parts))
 
 
 def _visible(value: Any) -> Any:

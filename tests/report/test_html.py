@@ -153,6 +153,18 @@ def test_text_of_the_users_never_becomes_markup(name: str) -> None:
     assert "\x1b" not in text and "\u202e" not in text
 
 
+def test_what_a_sentence_quotes_is_set_as_code() -> None:
+    report = samples.input_bound()
+    row = msgspec.structs.replace(
+        report.recommendations[0],
+        idea="Run it with `--num-workers 1` and `<b>`, once.",
+        caution="A lone ` stays as it is.",
+    )
+    page = html(msgspec.structs.replace(report, recommendations=(row,)))
+    assert "Run it with <code>--num-workers 1</code> and <code>&lt;b&gt;</code>, once." in page
+    assert "A lone ` stays as it is." in page
+
+
 def test_a_page_loads_nothing_and_runs_nothing() -> None:
     page = html(html_samples.many_trials(6), html_samples.extras())
     policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"

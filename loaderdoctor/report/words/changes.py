@@ -31,7 +31,7 @@ _MEANINGS = {
 
 
 # Of a gain that is no larger than what runs of one script differ by.
-ABOUT_AS_FAST = "in a new run about as fast, may help"
+MAY_GAIN_NOTHING = "a new run may gain less or nothing"
 # Less than this in front of the loop as it is, or of what is recommended, is no clear lead.
 CLEAR_LEAD = MODERATE_SHARE
 
@@ -114,16 +114,17 @@ class Change:
 
     @property
     def measured_here(self) -> str:
-        """Where its figure comes from, and that it promises no gain, where it does not."""
-        return MEASURED if self.is_promised else f"{MEASURED}; {ABOUT_AS_FAST}"
+        """Where its figure comes from, and what of it a new run gets."""
+        promised = self.in_new_runs()
+        return MEASURED if promised is None else f"{MEASURED}; {promised}"
 
     def in_new_runs(self) -> str | None:
-        """What it promises for the script's next run; None where nothing tells it."""
+        """How many times as fast the script's next run is; None where nothing tells it."""
         between = self.first.speed_up_ci
         if between is None:
             return None
         said = f"{between[0]:.2f} to {fmt.ratio(between[1])}"
-        return f"{said} in a new run" if self.is_promised else f"{ABOUT_AS_FAST}: {said}"
+        return f"{said} in a new run" if self.is_promised else f"{MAY_GAIN_NOTHING}: {said}"
 
     def words(self) -> str:
         """`num_workers=6 with pin_memory=True`; a change of code by its title.

@@ -1,7 +1,8 @@
 """Our input share beside the accelerator utilisation of MLPerf Storage's dlio-benchmark.
 
     python benchmarks/dlio.py [--dlio FOLDER] [--only NAME,…] [--budget 40] [--data FOLDER]
-                              [--jobs N --cpus-each K] [--json FILE]
+                              [--cpus-each K] [--seconds 20] [--json FILE]
+    python benchmarks/dlio.py --tables FILE…
 
 DLIO's computing is a sleep of known length, and it prints the share of its time that it slept:
 accelerator utilisation (AU), of each epoch but its first step. What is left waits for batches, but
@@ -15,9 +16,11 @@ two runs half of what they differ by, or twice the standard error by their epoch
 more. Where both together are above 15 points a row decides nothing and is not counted as within.
 
 The workloads are those that DLIO ships (MLPerf Storage's), with its PyTorch loader, and with files
-and steps scaled down to fit (`dlio_workloads.py`). `--jobs N --cpus-each K` runs N at once, each on
-K CPUs of its own. --dlio is an unpacked `dlio-benchmark` where it is not installed. Its profiler
-imports TensorFlow even where PyTorch runs: where there is none, an empty module stands in.
+and steps scaled down to fit (`dlio_workloads.py`). With --cpus-each each has CPUs of its own, K or
+one more than it has workers if that is less, and as many run at once as there is room for, the
+longest first; a row is printed, and written, when it is done. --tables prints stored rows.
+--dlio is an unpacked `dlio-benchmark` where it is not installed. Its profiler imports TensorFlow
+even where PyTorch runs: where there is none, an empty module stands in.
 """
 
 from __future__ import annotations
@@ -26,7 +29,6 @@ import argparse
 import importlib.util
 import json
 import os
-import queue
 import shutil
 import statistics
 import subprocess
@@ -35,7 +37,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -47,10 +49,14 @@ POINTS = 0.05
 MODULE = "dlio_benchmark.main"
 DECIDES = 0.15  # beyond so much noise of both a row that agrees says nothing
 WARM_EPOCHS = 1  # start of workers, first reads
-EPOCHS_S = 20.0  # of DLIO's second run alone, about: its epochs are counted out for that
 MIN_EPOCHS, MAX_EPOCHS = 4, 12
 LIMIT_S = 300.0
 WAITING = "_with_waiting"
+HEAD = (
+    "| workload | AU % | with first steps | 1 − its waiting % | 1 − our input % | its interval "
+    "| noise: AU / waiting | said | within: AU / waiting |\n"
+    "|---|---:|---:|---:|---:|---:|---:|---|---|"
+)
 
 
 class Dlio:
@@ -144,7 +150,9 @@ def seconds_of(output: Path) -> float:
     return statistics.mean([float(sum(steps)) for steps in epochs[WARM_EPOCHS:]])
 
 
-def row_of(dlio: Dlio, workload: Workload, budget_s: float, n_epochs: int | None) -> dict[str, Any]:
+def row_of(
+    dlio: Dlio, workload: Workload, *, budget_s: float, seconds: float, n_epochs: int | None
+) -> dict[str, Any]:
     began = time.monotonic()
     dlio.generate(workload)
     made_s = time.monotonic() - began
@@ -153,7 +161,7 @@ def row_of(dlio: Dlio, workload: Workload, budget_s: float, n_epochs: int | None
     before = utilisations(first)
     alone_s = time.monotonic() - began - made_s
     report, said = dlio.diagnose(workload, budget_s)
-    wanted = WARM_EPOCHS + round(EPOCHS_S / seconds_of(first))
+    wanted = WARM_EPOCHS + round(seconds / seconds_of(first))
     epochs = {"train.epochs": min(MAX_EPOCHS, max(n_epochs, wanted))}
     after = utilisations(dlio.run(workload, "after", epochs))
     (own, _), (whole, whole_noise), (waited, waited_noise) = (
@@ -220,19 +228,66 @@ def line(row: dict[str, Any]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def in_slot(
-    slots: queue.Queue[list[int]], dlio: Dlio, workload: Workload, args: argparse.Namespace
+class Cpus:
+    """All CPUs there are, of which each workload takes some for as long as it runs."""
+
+    def __init__(self, cpus: Sequence[int]) -> None:
+        self._free = list(cpus)
+        self._changed = threading.Condition()
+
+    def take(self, n_cpus: int) -> list[int]:
+        """So many, once they are free; whoever asked first may be overtaken by who needs less."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._free) >= n_cpus)
+            taken, self._free = self._free[:n_cpus], self._free[n_cpus:]
+            return taken
+
+    def give_back(self, cpus: Sequence[int]) -> None:
+        with self._changed:
+            self._free += cpus
+            self._changed.notify_all()
+
+
+def done_on(
+    cpus: Cpus, n_cpus: int, dlio: Dlio, workload: Workload, args: argparse.Namespace
 ) -> dict[str, Any]:
-    """One workload's row, by processes bound to a free slot's CPUs: children inherit them."""
-    cpus = slots.get()
-    os.sched_setaffinity(threading.get_native_id(), cpus)
+    """One workload's row, by processes bound to CPUs of its own: children inherit them."""
+    taken = cpus.take(n_cpus)
+    os.sched_setaffinity(threading.get_native_id(), taken)
     try:
-        return row_of(dlio, workload, args.budget, args.epochs)
+        return row_of(
+            dlio, workload, budget_s=args.budget, seconds=args.seconds, n_epochs=args.epochs
+        ) | {"n_cpus": n_cpus}
     except (RuntimeError, OSError, KeyError, subprocess.TimeoutExpired) as error:
         return {"name": workload.name, "error": str(error), "agrees": False}
     finally:
         shutil.rmtree(dlio.data / workload.name, ignore_errors=True)
-        slots.put(cpus)
+        cpus.give_back(taken)
+
+
+def n_cpus_of(workload: Workload, at_most: int) -> int:
+    """What its workers and the loop's own process need, two at least."""
+    return min(at_most, max(2, workload.n_workers + 1))
+
+
+def in_order(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """As the workloads are listed."""
+    names = [workload.name for workload in WORKLOADS]
+    return sorted(rows, key=lambda row: names.index(row["name"]))
+
+
+def print_table(rows: Sequence[dict[str, Any]]) -> None:
+    """Markdown, and how many decide something and agree."""
+    print(HEAD)
+    for row in in_order(rows):
+        print(line(row))
+    for of, what in (("", "utilisation"), (WAITING, "own waiting")):
+        said = [within(row, of) for row in rows]
+        n_open = said.count("decides nothing")
+        print(
+            f"\n{said.count('yes')} of {len(rows) - n_open} that decide something are within 5 "
+            f"points of DLIO's {what}, or the noise; {n_open} decide nothing"
+        )
 
 
 def main() -> int:
@@ -241,41 +296,44 @@ def main() -> int:
     )
     parser.add_argument("--dlio", type=Path, help="an unpacked dlio-benchmark")
     parser.add_argument("--only", default=",".join(w.name for w in WORKLOADS))
-    parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--cpus-each", type=int, help="all, with one job")
+    parser.add_argument("--cpus-each", type=int, help="all, one workload at a time, if not given")
     parser.add_argument("--budget", type=float, default=40.0)
     parser.add_argument("--epochs", type=int, help="of DLIO's first run alone, its first counted")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of its second run, about")
     parser.add_argument("--data", type=Path, help="where its files go; a RAM disk, for example")
     parser.add_argument("--json", type=Path, help="a line for each workload")
+    parser.add_argument("--tables", type=Path, nargs="+", help="of such JSON files; run nothing")
     args = parser.parse_args()
-    if args.jobs > 1 and not args.cpus_each:
-        parser.error("--jobs needs --cpus-each")
+    if args.tables:
+        print_table([json.loads(line) for file in args.tables for line in file.open()])
+        return 0
     names = args.only.split(",")
     unknown = set(names) - {w.name for w in WORKLOADS}
     if unknown:
         parser.error(f"no workload named {', '.join(sorted(unknown))}")
-    cpus = sorted(os.sched_getaffinity(0))
-    each = args.cpus_each or len(cpus)
-    slots: queue.Queue[list[int]] = queue.Queue()
-    for i in range(args.jobs):
-        slots.put(cpus[i * each : (i + 1) * each] or cpus)
-    rows = []
-    print(
-        "| workload | AU % | with first steps | 1 − its waiting % | 1 − our input % | its interval "
-        "| noise: AU / waiting | said | within: AU / waiting |"
+    usable = sorted(os.sched_getaffinity(0))
+    each = min(len(usable), args.cpus_each or len(usable))
+    cpus = Cpus(usable)
+    n_cpus = {
+        workload.name: n_cpus_of(workload, each) if args.cpus_each else each
+        for workload in WORKLOADS
+    }
+    chosen = sorted(
+        (workload for workload in WORKLOADS if workload.name in names),
+        key=lambda workload: -workload.epoch_s,
     )
-    print("|---|---:|---:|---:|---:|---:|---:|---|---|")
+    rows = []
+    print(HEAD)
     with tempfile.TemporaryDirectory(prefix="dlio-") as folder:
         data = Path(tempfile.mkdtemp(prefix="dlio-", dir=args.data))
         try:
             dlio = Dlio(args.dlio, data, Path(folder))
-            with ThreadPoolExecutor(args.jobs) as pool:
+            with ThreadPoolExecutor(len(chosen)) as pool:
                 todo = [
-                    pool.submit(in_slot, slots, dlio, workload, args)
-                    for workload in WORKLOADS
-                    if workload.name in names
+                    pool.submit(done_on, cpus, n_cpus[workload.name], dlio, workload, args)
+                    for workload in chosen
                 ]
-                for done in todo:
+                for done in as_completed(todo):
                     rows.append(done.result())
                     print(line(rows[-1]), flush=True)
                     if args.json:
@@ -283,13 +341,8 @@ def main() -> int:
                             file.write(json.dumps(rows[-1]) + "\n")
         finally:
             shutil.rmtree(data, ignore_errors=True)
-    for of, what in (("", "utilisation"), (WAITING, "own waiting")):
-        said = [within(row, of) for row in rows]
-        n_open = said.count("decides nothing")
-        print(
-            f"{said.count('yes')} of {len(rows) - n_open} that decide something are within 5 "
-            f"points of DLIO's {what}, or the noise; {n_open} decide nothing"
-        )
+    print()
+    print_table(rows)
     return 0 if all(row["agrees"] for row in rows) else 1
 
 

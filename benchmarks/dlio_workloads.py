@@ -31,6 +31,12 @@ class Workload:
     def n_steps(self) -> int:
         return self.n_files * self.samples_per_file // self.batch_size
 
+    @property
+    def epoch_s(self) -> float:
+        """Of computing and of reading at 100 MB a second: which takes longest."""
+        n_bytes = self.n_files * self.samples_per_file * self.record_bytes
+        return self.n_steps * self.compute_s + n_bytes / 1e8
+
     def overrides(self, data: Path) -> dict[str, Any]:
         return {
             "framework": "pytorch",

@@ -7,14 +7,14 @@ CLONES holds clones of pytorch/examples, pytorch/vision and huggingface/pytorch-
 the names of public_cases.py (`examples`, `vision`, `pytorch-image-models`); nothing is fetched, and
 the clones are not written to. Data are made in a temporary folder (public_data.py).
 
-For each script: a run as it is and then with ready batches (public_truth.py, no loaderdoctor in
-it), `loaderdoctor diagnose`, and that run again. A row is right where the script did not break
-that works alone, the verdict's bound is one that the truth allows, and the input share lies within
-5 points of the truth or within the noise of both: the truth's, and how far the interval that the
-report claims for its share reaches towards it. Where both together are above 15 points, a row
-in which nothing is wrong decides nothing and is not counted as right. The scripts' own meters,
-where they have any, are those of the runs as they are. With --advice the first advice that an
-option of the script carries out is followed: the script runs with it, beside itself.
+For each script: a run as it is, with ready batches and as it is again (public_truth.py, no
+loaderdoctor in it), `loaderdoctor diagnose`, and that run again. A row is right where the script
+did not break that works alone, the verdict's bound is one that the truth allows, and the input
+share lies within 5 points of the truth or within the noise of both: the truth's, and how far the
+interval that the report claims for its share reaches towards it. Where both together are above 15
+points, a row in which nothing is wrong decides nothing and is not counted as right. The scripts'
+own meters, where they have any, are those of the runs as they are. With --advice the first advice
+that an option of the script carries out is followed: the script runs with it, beside itself.
 """
 
 from __future__ import annotations
@@ -153,6 +153,7 @@ def diagnosed(
 def row_of(case: Case, clones: Path, data: Path, work: Path, args: argparse.Namespace) -> Any:
     prepared = Prepared(case, clones, data, work, args.device)
     runs: dict[str, list[Timing]] = {"plain": [], "ready": [], "changed": []}
+    pairs: list[tuple[Timing, Timing]] = []
     plain_output = ""
     ended: Ended | None = None
 
@@ -169,6 +170,8 @@ def row_of(case: Case, clones: Path, data: Path, work: Path, args: argparse.Name
             runs["plain" if script_args is None else "changed"].append(plain)
         if ready is not None:
             runs["ready"].append(ready)
+        if script_args is None and plain is not None and ready is not None:
+            pairs.append((plain, ready))
         if script_args is None:
             plain_output, ended = plain_output + one.output[: one.plain], one
 
@@ -183,8 +186,8 @@ def row_of(case: Case, clones: Path, data: Path, work: Path, args: argparse.Name
         if not args.truth_before:
             run()
     truth = None
-    if runs["plain"] and runs["ready"]:
-        truth = truth_of(runs["plain"], runs["ready"])
+    if pairs:
+        truth = truth_of(pairs)
         row["truth"] = asdict(truth) | {"share": truth.share}
     row |= {"runs": {name: [asdict(t) for t in some] for name, some in runs.items()}}
     row["meters"] = meters_in(case, plain_output)

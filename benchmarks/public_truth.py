@@ -1,7 +1,7 @@
 """What waiting for batches truly costs a script: it runs as it is, and with ready batches.
 
-One process of its own does both, one after the other, with `stopwatch/` on its path and nothing of
-loaderdoctor.
+One process of its own does both, ready batches between two halves of the script as it is, with
+`stopwatch/` on its path and nothing of loaderdoctor.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import TextIO
 
 STOPWATCH = Path(__file__).with_name("stopwatch")
-PLAIN, READY = 0, 2  # the stopwatch's states
+PLAIN, READY, AGAIN = 0, 2, 4  # the stopwatch's states
+# As it is: both halves.
+STATES = {PLAIN: (PLAIN, AGAIN), READY: (READY,), AGAIN: (AGAIN,)}
 WARM_UP = 3  # steps, in each state, and those whose batches were made before the first of them
 LEAST_STEPS = 6
 # Workers fill their queue while the first, slow steps run; until it is used up a loop that they are
@@ -70,30 +72,36 @@ class InputTruth:
     step_ms: float
     ready_ms: float
     wait_ms: float
-    noise: float  # of the share: twice the standard error of the difference of the blocks' means
+    noise: float  # of the share: see `truth_of`
 
     @property
     def share(self) -> float:
         return 1.0 - self.ready_ms / self.step_ms
 
 
-def truth_of(plain: Sequence[Timing], ready: Sequence[Timing]) -> InputTruth:
-    step_ms = statistics.mean(one.step_ms for one in plain)
-    squares = [_error_ms(runs) ** 2 for runs in (plain, ready)]
+def truth_of(runs: Sequence[tuple[Timing, Timing]]) -> InputTruth:
+    """Of each run its steps as it is and with ready batches.
+
+    The noise is twice the standard error of the share: by how the runs' shares differ, or by how
+    the quarters of each run do, if that is more. A run is compared with itself: what makes one
+    process slower than another makes it so with ready batches too.
+    """
+    shares = [1.0 - ready.step_ms / plain.step_ms for plain, ready in runs]
+    within = [
+        sum(_error_ms(one.blocks_ms) ** 2 for one in pair) / pair[0].step_ms ** 2 for pair in runs
+    ]
+    between = statistics.stdev(shares) / len(shares) ** 0.5 if len(shares) > 1 else 0.0
+    step_ms = statistics.mean(plain.step_ms for plain, _ in runs)
     return InputTruth(
         step_ms=step_ms,
-        ready_ms=statistics.mean(one.step_ms for one in ready),
-        wait_ms=statistics.mean(one.wait_ms for one in plain),
-        noise=2 * sum(squares) ** 0.5 / step_ms,
+        ready_ms=step_ms * (1.0 - statistics.mean(shares)),
+        wait_ms=statistics.mean(plain.wait_ms for plain, _ in runs),
+        noise=2 * max(sum(within) ** 0.5 / len(runs), between),
     )
 
 
-def _error_ms(runs: Sequence[Timing]) -> float:
-    blocks = [ms for one in runs for ms in one.blocks_ms]
-    within = statistics.stdev(blocks) / len(blocks) ** 0.5 if len(blocks) > 1 else 0.0
-    means = [one.step_ms for one in runs]
-    between = statistics.stdev(means) / len(means) ** 0.5 if len(means) > 1 else 0.0
-    return max(within, between)
+def _error_ms(blocks: Sequence[float]) -> float:
+    return statistics.stdev(blocks) / len(blocks) ** 0.5 if len(blocks) > 1 else 0.0
 
 
 def timed_run(
@@ -106,17 +114,17 @@ def timed_run(
     ready: bool,
     start_limit_s: float = START_LIMIT_S,
 ) -> tuple[Timing | None, Timing | None, Ended]:
-    """Run `command` as it is for `seconds`, then with ready batches as long, or to its end.
+    """Run `command` as it is for half of `seconds`, then with ready batches, then as it is again.
 
-    None where a loop was not seen in that state. Where no step is seen, it ends after
-    `start_limit_s`.
+    Ready batches have all of `seconds`. Without `ready` it runs as it is for so long. None
+    where a loop was not seen in that state. Where no step is seen, it ends after `start_limit_s`.
     """
     folder.mkdir(parents=True)
     path = os.pathsep.join(filter(None, [str(STOPWATCH), env.get("PYTHONPATH")]))
     env = {**env, "PYTHONPATH": path, "STOPWATCH": str(folder), "PYTHONUNBUFFERED": "1"}
     if ready:
-        env["STOPWATCH_READY"] = str(seconds)
-    last = READY if ready else PLAIN
+        env["STOPWATCH_READY"] = str(seconds / 2)
+    last, last_s = (AGAIN, seconds / 2) if ready else (PLAIN, seconds)
     began = time.monotonic()
     first: float | None = None
     plain = 0
@@ -129,7 +137,7 @@ def timed_run(
                 plain = (folder / "output").stat().st_size
             if first is None and timing_in(folder, last, least=1):
                 first = now
-            if now - began > start_limit_s or (first is not None and now - first > seconds):
+            if now - began > start_limit_s or (first is not None and now - first > last_s):
                 break
         code = process.poll()
         end(process)
@@ -198,7 +206,8 @@ def timing_of(text: str, state: int, *, least: int = LEAST_STEPS) -> Timing | No
             n_ahead = max(n_ahead, n_prefetched)
             skip = WARM_UP + n_ahead
         for i, (one, after) in enumerate(pairwise(events)):
-            if one[0] != state or after[0] != state or (i == 0 and n_epochs == 1):
+            known = one[0] == after[0] and one[0] in STATES[state]
+            if not known or (i == 0 and n_epochs == 1):
                 continue
             begin = called if i == 0 else one[1]
             steps.append((after[1] - begin, one[2] - begin))

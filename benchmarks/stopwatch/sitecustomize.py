@@ -7,9 +7,11 @@ Where STOPWATCH names a folder, each `next` of a DataLoader writes a line to the
 
 Number -1 is the call of `iter`; its last column says how many batches workers prefetch. State 0 is
 the script as it is. STOPWATCH_READY=S: S seconds after the first steps (three, and those that begin
-with prefetched batches), and after 12 more at least, the next few batches of each loader are kept
-(state 1), its workers end, and from then on the kept ones are handed out in turn (state 2): the
-loop computes as it would with a loader that costs nothing. No part of loaderdoctor is involved.
+with prefetched batches), and after 8 more at least, the next few batches of each loader are kept
+(state 1), its workers end, and for 2 S seconds the kept ones are handed out in turn (state 2): the
+loop computes as it would with a loader that costs nothing. Then the script goes on as it is: its
+first steps with new workers (state 3) and all others (state 4). A machine that gets slower or
+faster all the while is so for both alike. No part of loaderdoctor is involved.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ from typing import Any, TextIO
 FLUSH_S = 0.25
 KEPT = 4  # batches handed out in turn
 FIRST_STEP = 3  # the seconds begin with it
-LEAST_STEPS = 12  # as it is, however slow
-PLAIN, KEEPING, READY = 0, 1, 2
+LEAST_STEPS, LEAST_READY = 8, 12  # as it is and with ready batches, however slow
+PLAIN, KEEPING, READY, RETURNING, AGAIN = range(5)
 
 
 class Log:
@@ -35,6 +37,9 @@ class Log:
         self.folder = folder
         self.ready_after_s = ready_after_s
         self.began: float | None = None
+        self.phase = PLAIN
+        self.ready_since: tuple[float, int] | None = None  # seconds, steps
+        self.settled_at = 0  # steps, of the script as it is again
         self.n_prefetched = 0
         self.pid = 0
         self.file: TextIO | None = None
@@ -60,21 +65,28 @@ class Log:
         if self.n_steps == FIRST_STEP + self.n_prefetched:
             self.began = time.perf_counter()
 
-    def replaces(self) -> bool:
-        """Whether ready batches are due."""
+    def phase_at(self, now: float) -> int:
+        """PLAIN, then READY while ready batches are due, then AGAIN."""
         if self.ready_after_s is None or self.began is None:
-            return False
-        if self.n_steps < FIRST_STEP + self.n_prefetched + LEAST_STEPS:
-            return False
-        return time.perf_counter() - self.began > self.ready_after_s
+            return PLAIN
+        if self.phase == PLAIN and now - self.began > self.ready_after_s:
+            if self.n_steps >= FIRST_STEP + self.n_prefetched + LEAST_STEPS:
+                self.phase = READY
+        elif self.phase == READY and self.ready_since is not None:
+            since_s, n_steps = self.ready_since
+            enough = self.n_steps >= n_steps + LEAST_READY
+            if enough and now - since_s > 2 * self.ready_after_s:
+                self.phase = AGAIN
+                self.settled_at = self.n_steps + FIRST_STEP + self.n_prefetched
+        return self.phase
 
 
 class Timed:
-    """A DataLoader's iterator, timed; it hands out kept batches once they are due."""
+    """A DataLoader's iterator, timed; it hands out kept batches while they are due."""
 
     def __init__(self, log: Log, loader: Any, begin: Any) -> None:
         asked = time.perf_counter()
-        self.log = log
+        self.log, self.loader, self.begin = log, loader, begin
         log.n_iterators += 1
         self.me = log.n_iterators
         self.number = 0
@@ -83,7 +95,8 @@ class Timed:
             self.length: int | None = len(loader)
         except TypeError:
             self.length = None  # a stream: kept batches go on
-        self.inner = begin(loader) if len(self.kept) < KEPT else None
+        ready = log.phase_at(asked) == READY and len(self.kept) >= KEPT
+        self.inner = None if ready else begin(loader)
         if log.began is None:
             log.n_prefetched = max(log.n_prefetched, prefetched(loader))
         log.add(self.me, -1, asked, time.perf_counter(), prefetched(loader))
@@ -96,25 +109,36 @@ class Timed:
 
     def __next__(self) -> Any:
         asked = time.perf_counter()
-        replaces = self.log.replaces()
-        state = READY if self.inner is None else KEEPING if replaces else PLAIN
+        phase = self.log.phase_at(asked)
+        state = phase
+        if phase == READY and len(self.kept) < KEPT:
+            state = KEEPING
+        elif phase == AGAIN and self.log.n_steps < self.log.settled_at:
+            state = RETURNING
         try:
-            return self._next(replaces)
+            return self._next(state)
         finally:
             self.log.add(self.me, self.number, asked, time.perf_counter(), state)
             self.number += 1
 
-    def _next(self, replaces: bool) -> Any:
-        if self.inner is not None:
-            batch = next(self.inner)
-            if replaces:
-                self.kept.append(batch)
-                if len(self.kept) >= KEPT:
-                    self.inner = None  # the workers end
-            return batch
-        if self.length is not None and self.number >= self.length:
-            raise StopIteration
-        return self.kept[self.number % len(self.kept)]
+    def _next(self, state: int) -> Any:
+        if state == READY:
+            if self.log.ready_since is None:
+                self.log.ready_since = time.perf_counter(), self.log.n_steps
+            self.inner = None  # one of an earlier phase: its workers end
+        if state in (READY, RETURNING, AGAIN):
+            if self.length is not None and self.number >= self.length:
+                raise StopIteration
+            if state == READY:
+                return self.kept[self.number % len(self.kept)]
+        if self.inner is None:
+            self.inner = self.begin(self.loader)  # in the middle of an epoch
+        batch = next(self.inner)
+        if state == KEEPING:
+            self.kept.append(batch)
+            if len(self.kept) >= KEPT:
+                self.inner = None  # the workers end
+        return batch
 
 
 def prefetched(loader: Any) -> int:

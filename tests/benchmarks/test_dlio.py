@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -122,7 +123,7 @@ def test_a_row_stands_beside_dlio_by_what_is_claimed(
     tmp_path: Path, share: float, claim: tuple[float, float], agrees: bool, decides: bool
 ) -> None:
     recorded = Recorded(tmp_path, share, claim)
-    row = dlio.row_of(recorded, dlio.WORKLOADS[0], 30.0, None)
+    row = dlio.row_of(recorded, dlio.WORKLOADS[0], budget_s=30.0, seconds=20.0, n_epochs=None)
     assert recorded.asked == [4, 4]  # 10 s an epoch: two of them, and never fewer than at first
     assert (row["au"], row["waited"]) == (pytest.approx(0.9), pytest.approx(0.1))
     assert (row["agrees"], row["agrees_with_waiting"], row["decides"]) == (agrees, agrees, decides)
@@ -130,3 +131,25 @@ def test_a_row_stands_beside_dlio_by_what_is_claimed(
     assert f"| {100 * (1 - share):.1f} |" in said and ("**no**" in said) is not agrees
     assert ("decides nothing" in said) is not decides
     assert json.loads(json.dumps(row))["input"]["share"] == share
+
+
+def test_workloads_take_cpus_of_their_own_and_small_ones_fill_what_is_left() -> None:
+    wanted = {w.name: dlio.n_cpus_of(w, 4) for w in dlio.WORKLOADS}
+    assert (wanted["unet3d-h100"], wanted["csv"], wanted["default"]) == (4, 3, 2)
+    assert max(wanted.values()) == 4
+    assert max(dlio.n_cpus_of(w, 1) for w in dlio.WORKLOADS) == 1
+    cpus = dlio.Cpus(range(6))
+    first, late = cpus.take(4), []
+    waits = threading.Thread(target=lambda: late.append(cpus.take(4)))
+    waits.start()
+    assert cpus.take(2) == [4, 5]  # though four were asked for before
+    assert not late
+    cpus.give_back(first)
+    waits.join(10)
+    assert late == [first]
+
+
+def test_rows_are_shown_in_the_order_of_the_workloads() -> None:
+    rows = [{"name": name} for name in ("csv", "unet3d-h100", "default")]
+    shown = [row["name"] for row in dlio.in_order(rows)]
+    assert shown == ["unet3d-h100", "default", "csv"]

@@ -122,11 +122,34 @@ def timing_like(step_ms: float, wait_ms: float = 0.0, spread: float = 0.0) -> An
 
 
 def test_the_share_is_what_ready_batches_save_and_its_noise_what_runs_differ_by() -> None:
-    quiet = truth_of([timing_like(100)], [timing_like(60)])
+    quiet = truth_of([(timing_like(100), timing_like(60))])
     assert quiet.share == pytest.approx(0.4)
     assert quiet.noise == 0.0
-    noisy = truth_of([timing_like(100, spread=0.2)], [timing_like(60, spread=0.2)])
+    noisy = truth_of([(timing_like(100, spread=0.2), timing_like(60, spread=0.2))])
     assert noisy.noise > 0.1
+    apart = truth_of([(timing_like(100), timing_like(60)), (timing_like(100), timing_like(80))])
+    assert apart.share == pytest.approx(0.3)
+    assert apart.noise == pytest.approx(0.2)
+
+
+def test_a_process_that_is_slower_in_all_it_does_adds_no_noise() -> None:
+    truth = truth_of([(timing_like(100), timing_like(60)), (timing_like(150), timing_like(90))])
+    assert (truth.share, truth.noise) == (pytest.approx(0.4), pytest.approx(0.0))
+    assert (truth.step_ms, truth.ready_ms) == (pytest.approx(125), pytest.approx(75))
+
+
+def test_the_script_as_it_is_after_ready_batches_counts_and_its_first_steps_do_not() -> None:
+    states = [0] * 20 + [1] * 4 + [2] * 20 + [3] * 6 + [4] * 20
+    took = {0: 0.05, 1: 0.05, 2: 0.02, 3: 0.9, 4: 0.07}
+    text, now = "1 -1 0.0 0.0 0 0\n", 0.0
+    for i, state in enumerate(states):
+        text += f"1 {i} {now:.4f} {now:.4f} {i} {state}\n"
+        now += took[state]
+    plain, ready = timing_of(text, PLAIN), timing_of(text, READY)
+    assert plain is not None and ready is not None
+    assert ready.step_ms == pytest.approx(20)
+    assert plain.n_steps == 15 + 19
+    assert plain.step_ms == pytest.approx((15 * 50 + 19 * 70) / 34)
 
 
 def said(bound: str, share: float, host: float | None = None) -> dict[str, Any]:
@@ -135,9 +158,9 @@ def said(bound: str, share: float, host: float | None = None) -> dict[str, Any]:
 
 
 CASE = public_cases.Case(name="x", clone="examples", folder="x")
-FED = truth_of([timing_like(100)], [timing_like(99)])
-MIXED = truth_of([timing_like(100)], [timing_like(82)])
-STARVED = truth_of([timing_like(100)], [timing_like(30)])
+FED = truth_of([(timing_like(100), timing_like(99))])
+MIXED = truth_of([(timing_like(100), timing_like(82))])
+STARVED = truth_of([(timing_like(100), timing_like(30))])
 
 
 @pytest.mark.parametrize(
@@ -254,7 +277,7 @@ SCRIPT = """
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loader = DataLoader(TensorDataset(torch.arange(80.0).reshape(20, 4)), batch_size=2)
-    for epoch in range(3):
+    for epoch in range(6):
         seen = []
         for (x,) in loader:
             seen.append(int(x[0, 0]) // 8)
@@ -281,14 +304,21 @@ def test_a_script_gets_ready_batches_once_they_are_due_and_epochs_keep_their_len
         [sys.executable, str(script)], env=env, check=True, capture_output=True, text=True
     )
     first, *later = (line.split() for line in done.stdout.splitlines())
-    assert [int(n) for n in first] == list(range(10))  # as they are, for fifteen steps
-    assert [len(line) for line in (first, *later)] == [10, 10, 10]
-    assert len(set(later[1])) == 4
+    assert [int(n) for n in first] == list(range(10))  # as they are, for eleven steps
+    assert [len(line) for line in (first, *later)] == [10] * 6
+    assert [int(n) for n in later[-1]] == list(range(10))  # and again
     (file,) = folder.glob("*.txt")
     rows = [line.split() for line in file.read_text().splitlines()]
-    states = [int(row[5]) for row in rows if row[1] != "-1"]
-    assert states.count(1) == 4
+    states = [
+        int(row[5]) for row in rows if row[1] not in ("-1", "10")
+    ]  # neither `iter` nor its end
+    printed = [n for line in (first, *later) for n in line]
+    ready = [n for n, state in zip(printed, states, strict=True) if state == 2]
+    assert len(ready) >= 12
+    assert len(set(ready)) == 4
+    assert (states.count(1), states.count(3)) == (4, 3)
     assert states == sorted(states)
+    assert set(states) == {0, 1, 2, 3, 4}
 
 
 def test_a_loop_of_its_own_batches_is_judged_by_its_own_meter() -> None:

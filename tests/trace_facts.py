@@ -1,11 +1,13 @@
-"""Facts of a trace with some changed, each by one name, wherever in them it stands."""
+"""Facts of a trace, and with some changed, each by one name, wherever in them it stands."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
+from loaderdoctor.attribution.trace_facts import attribute, facts_of
 from loaderdoctor.facts.trace import TraceFacts
+from loaderdoctor.trace.columns import Trace
 
 _PLACES = {
     "loader_events": ("fetching", "recorded"),
@@ -47,3 +49,8 @@ def changed(facts: TraceFacts, **changes: Any) -> TraceFacts:
         else:
             facts = replace(facts, **{name: value})
     return facts
+
+
+def trace_facts(trace: Trace) -> TraceFacts:
+    """Shares by the identity, and the figures that explain them, of one capture."""
+    return facts_of(attribute(trace))

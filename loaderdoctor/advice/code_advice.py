@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from loaderdoctor.advice import loop_work_snippets
+from loaderdoctor.advice import loop_snippets
 from loaderdoctor.advice.candidates import CodeAdvice, PredictedFrom
 from loaderdoctor.advice.command_line import command_with_environment
 from loaderdoctor.advice.fit_code import fitted
@@ -33,7 +33,7 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS
 _DRAWN = Change(
     title="Draw batches from one tensor, or make them in the workers of a DataLoader",
     idea=OWN_BATCHES,
-    example=loop_work_snippets.DRAWN,
+    example=loop_snippets.DRAWN,
 )
 # The axes that try a change, by its title.
 _TRIED_BY = {

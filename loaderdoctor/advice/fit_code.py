@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping
 from loaderdoctor.advice import loop_snippets
 from loaderdoctor.advice.call_edit import CannotEdit, Expression, with_arguments
 from loaderdoctor.advice.code import LOADER_DEFAULTS, LOADER_PARAMETERS
-from loaderdoctor.advice.define import define
 from loaderdoctor.advice.fit_settings import fit_settings, rebound
-from loaderdoctor.advice.patch import Editor
+from loaderdoctor.advice.patch import Editor, define
 from loaderdoctor.advice.places import Built, built, iterated
 from loaderdoctor.advice.source import Source, at_label, called_name, names_in, sources_of
 from loaderdoctor.advice.worked import (

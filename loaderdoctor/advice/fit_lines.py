@@ -7,8 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from loaderdoctor.advice.call_edit import CannotEdit
-from loaderdoctor.advice.define import lacking
-from loaderdoctor.advice.patch import Editor
+from loaderdoctor.advice.patch import Editor, lacking
 from loaderdoctor.advice.source import Source, called_name, sources_of
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.facts.workers import LineHotspot

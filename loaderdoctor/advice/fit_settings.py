@@ -17,9 +17,14 @@ from loaderdoctor.advice.code import (
     is_no_transfer,
     loader_arguments,
 )
-from loaderdoctor.advice.define import collector, define, import_from, statement_below_imports
 from loaderdoctor.advice.fit_wrapping import define_wrapping, wrapped_call
-from loaderdoctor.advice.patch import Editor
+from loaderdoctor.advice.patch import (
+    Editor,
+    collector,
+    define,
+    import_from,
+    statement_below_imports,
+)
 from loaderdoctor.advice.places import Built, built, flat_dict, iterated, moved_to
 from loaderdoctor.advice.source import (
     Loop,

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from loaderdoctor.advice import dataset_snippets, loop_snippets
 from loaderdoctor.advice.call_edit import CannotEdit, Expression, parsed_call, with_arguments
 from loaderdoctor.advice.code import LOADER_DEFAULTS, LOADER_PARAMETERS
-from loaderdoctor.advice.define import define
-from loaderdoctor.advice.patch import Editor
+from loaderdoctor.advice.patch import Editor, define
 from loaderdoctor.advice.places import Built, flat_dict, moved_to
 from loaderdoctor.advice.source import names_in
 from loaderdoctor.advice.worked import CACHED, Wrapping, over_call, rows, sliced

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from loaderdoctor.advice import dataset_snippets, loop_snippets, loop_work_snippets
+from loaderdoctor.advice import dataset_snippets, loop_snippets
 from loaderdoctor.findings.model import Kind
 from loaderdoctor.settings import Settings
 
@@ -247,59 +247,59 @@ FORMAT_CHANGES: Mapping[str, Change] = {
 RARELY = Change(
     title="Do it every n steps",
     idea="Put it under `if step % 100 == 0:`.",
-    example=loop_work_snippets.RARELY,
+    example=loop_snippets.RARELY,
 )
 AHEAD = Change(
     title="Let the loader's workers do it, ahead of the loop",
     idea="Call it in the dataset or in collate_fn, where workers do it ahead of the loop.",
-    example=loop_work_snippets.AHEAD,
+    example=loop_snippets.AHEAD,
 )
 WORK_CHANGES: Mapping[str, Change] = {
     "item": Change(
         title="Keep sums on the device, read them rarely",
         idea="Keep sums as tensors on the device and call `.item()` once in many steps.",
-        example=loop_work_snippets.ON_DEVICE,
+        example=loop_snippets.COUNTED_ON_DEVICE,
         caution=_SUMS,
     ),
     "to-host": Change(
         title="Compute on the device, copy only the result",
         idea="Keep sums as tensors on the device and call `.item()` once in many steps.",
-        example=loop_work_snippets.ON_DEVICE,
+        example=loop_snippets.COUNTED_ON_DEVICE,
         caution=_SUMS,
     ),
     "metrics": Change(
         title="Compute metrics on whole tensors, or rarely",
         idea="Keep sums as tensors on the device and call `.item()` once in many steps.",
-        example=loop_work_snippets.ON_DEVICE,
+        example=loop_snippets.COUNTED_ON_DEVICE,
         caution=_SUMS,
     ),
     "table": Change(
         title="Make arrays of the table's columns once",
         idea="Take the columns out of the frame once "
         "(`torch.from_numpy(frame[names].to_numpy())`) and index the tensor.",
-        example=loop_work_snippets.COLUMNS,
+        example=loop_snippets.COLUMNS,
     ),
     "deepcopy": Change(
         title="Copy only when something is to be kept",
         idea="Copy only when the score is the best so far, and only the tensors: `{k: "
         "v.detach().clone() for k, v in model.state_dict().items()}`.",
-        example=loop_work_snippets.KEPT_COPY,
+        example=loop_snippets.KEPT_COPY,
     ),
     "save": Change(
         title="Save rarely, in the background",
         idea="Save every n steps; copy the state to host memory and let a thread write it.",
-        example=loop_work_snippets.SAVE,
+        example=loop_snippets.SAVE,
     ),
     "plot": Change(
         title="Keep the values, draw once an epoch",
         idea="Append `loss.detach()` to a list, and draw once an epoch.",
-        example=loop_work_snippets.PLOT,
+        example=loop_snippets.PLOT,
     ),
     "elements": Change(
         title="Work on whole batches in place of single elements",
         idea="Write it as one operation on the whole batch, without a Python loop over its "
         "elements.",
-        example=loop_work_snippets.VECTORISED,
+        example=loop_snippets.VECTORISED,
     ),
     **dict.fromkeys(("print", "tracking", "files", "network", "process"), RARELY),
     **dict.fromkeys(("image", "text", "numpy", "library"), AHEAD),
@@ -316,7 +316,7 @@ OUTSIDE_CHANGES: Mapping[str, Change] = {
     "saving": Change(
         title="Save less often, or while training goes on",
         idea="Save every n steps; copy the state to host memory and let a thread write it.",
-        example=loop_work_snippets.SAVE,
+        example=loop_snippets.SAVE,
         caution="The copy needs host memory for all that is saved.",
     ),
 }

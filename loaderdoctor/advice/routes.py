@@ -12,13 +12,12 @@ from dataclasses import replace
 
 from loaderdoctor import format as fmt
 from loaderdoctor.advice import worked
-from loaderdoctor.advice.candidates import CodeAdvice
+from loaderdoctor.advice.candidates import CodeAdvice, Making, bare, making_of
 from loaderdoctor.advice.fit_code import decoded_on_device, wrapped
 from loaderdoctor.advice.fit_lines import line_change
 from loaderdoctor.advice.fit_transforms import cached_before, scaled_whole
 from loaderdoctor.advice.fit_wrapping import IMAGE_FOLDERS
 from loaderdoctor.advice.ideas import CHANGES, FORMAT_CHANGES, axis_ideas
-from loaderdoctor.advice.making import Making, bare, making_of
 from loaderdoctor.advice.worked import dataset_name
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts

@@ -1,7 +1,8 @@
 """How settings are written: by an option of the script's, in its lines, or in words.
 
 Where workers need it, what of the script runs is put behind the main guard: in its lines where they
-are few.
+are few. And what a setting does to what is trained, where batches or numerics do not stay what they
+are.
 """
 
 from __future__ import annotations
@@ -11,18 +12,29 @@ import io
 import tokenize
 
 from loaderdoctor.advice.call_edit import CannotEdit
+from loaderdoctor.advice.candidates import CodeAdvice
 from loaderdoctor.advice.code import Written, edits_for, hints_for
 from loaderdoctor.advice.command_line import rerun
 from loaderdoctor.advice.fit_settings import fit_settings
+from loaderdoctor.advice.ideas import KEPT_BATCHES
 from loaderdoctor.advice.patch import Editor, Patch
 from loaderdoctor.advice.source import Source, names_in, sources_of
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.exposure import needs_guard
-from loaderdoctor.settings import Settings
+from loaderdoctor.findings.model import Kind
+from loaderdoctor.setting_words import FEWER_PARAMETERS, NUMERICS_CHANGE, PIXELS_DIFFER
+from loaderdoctor.settings import AXES_BY_NAME, Settings, Value
 
 # More lines than this are said by their numbers: nobody reads them twice, once to be indented.
 MAX_LINES = 16
 _DEFINES = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+# By the finding that code answers.
+_BY_CODE = {
+    Kind.TF32_OFF: NUMERICS_CHANGE,
+    Kind.CUDNN_BENCHMARK_OFF: NUMERICS_CHANGE,
+    Kind.PADDING_WASTE: "batches hold samples of one length",
+    Kind.BIAS_BEFORE_BATCHNORM: FEWER_PARAMETERS,
+}
 
 
 def guarded(facts: Facts, settings: Settings, editor: Editor) -> tuple[str, str | None]:
@@ -122,3 +134,31 @@ def written(facts: Facts, settings: Settings) -> Written:
         idea=" ".join(filter(None, (said, idea))) or None,
         command=again.command if again is not None else None,
     )
+
+
+def trains_by_code(advice: CodeAdvice) -> str | None:
+    """The same of a change of code."""
+    if advice.axis == "device_decode":
+        return PIXELS_DIFFER
+    if advice.title == KEPT_BATCHES.title:
+        return "the same samples stay together, and batches come in another order"
+    return _BY_CODE.get(advice.kind) if advice.kind is not None else None
+
+
+def changes_training(facts: Facts, name: str, value: Value) -> str | None:
+    """In words, to be said with the advice and expected of its proof; None: training is the same.
+
+    Random draws in other processes count as the same: a proof fixes them.
+    """
+    loader = facts.main_loader
+    if name == "device_decode" and value:
+        return PIXELS_DIFFER
+    if name == "in_order" and value is False:
+        return "batches come in another order"
+    if name == "batch_size":
+        return "batches have another size"
+    if name == "num_workers" and loader is not None and loader.kind == "iterable":
+        own, wanted = loader.settings.num_workers or 0, int(value or 0)
+        if own != wanted and max(own, wanted) > 1:
+            return "the stream is dealt to the workers: the same samples, in other batches"
+    return NUMERICS_CHANGE if AXES_BY_NAME[name].numerics and name != "num_threads" else None

@@ -23,8 +23,13 @@ from loaderdoctor.attribution.loop_lines import (
     open_from_start,
     stack_samples_within,
 )
-from loaderdoctor.attribution.names import FETCH_PREFIX, OPTIMIZER_PREFIX
-from loaderdoctor.attribution.trace_rows import Index, Rows, outermost
+from loaderdoctor.attribution.trace_rows import (
+    FETCH_PREFIX,
+    OPTIMIZER_PREFIX,
+    Index,
+    Rows,
+    outermost,
+)
 from loaderdoctor.facts.trace import HostHotspot
 from loaderdoctor.intervals import EMPTY, Intervals
 from loaderdoctor.trace.columns import I32, I64, Category, LineStackSample

@@ -8,13 +8,19 @@ import numpy as np
 
 from loaderdoctor.attribution.busy import busy_facts, held_up
 from loaderdoctor.attribution.clock import StepClock, step_clock
-from loaderdoctor.attribution.copies import CopyRows, copy_facts, copy_rows
+from loaderdoctor.attribution.device_work import (
+    CopyRows,
+    copy_facts,
+    copy_rows,
+    kernel_facts,
+    launch_calls,
+    sync_facts,
+)
 from loaderdoctor.attribution.distortion import profiler_facts, without_profiler
 from loaderdoctor.attribution.fetches import Fetches, fetches_of, silence_at
 from loaderdoctor.attribution.gpu import compute_facts, gpu_facts
 from loaderdoctor.attribution.host import host_hotspots
 from loaderdoctor.attribution.identity import Partition, with_accelerator, without_accelerator
-from loaderdoctor.attribution.launches import kernel_facts, launch_calls, sync_facts
 from loaderdoctor.attribution.trace_rows import Index, Mask, Rows, outermost, rows_of
 from loaderdoctor.attribution.user_ranges import user_ranges
 from loaderdoctor.estimate import Estimate, mean
@@ -104,15 +110,6 @@ def attribute(trace: Trace) -> Attributed:
     )
 
 
-def trace_facts(trace: Trace) -> TraceFacts:
-    """Shares by the identity, and the figures that explain them, of one capture.
-
-    Times per step are means over the steps that the clock keeps; without any step marks they are
-    totals of the whole window and `n_steps` is 0.
-    """
-    return facts_of(attribute(trace))
-
-
 def _device_work(rows: Rows) -> DeviceWork:
     spans, flags = rows.spans, rows.flags
     device = rows.device_rows
@@ -198,7 +195,11 @@ def _maybe_waiting(rows: Rows, clock: StepClock) -> Intervals:
 
 
 def facts_of(attributed: Attributed, *, num_workers: int | None = None) -> TraceFacts:
-    """The figures of a divided trace; with the workers of the step's loader, where known."""
+    """The figures of a divided trace; with the workers of the step's loader, where known.
+
+    Times per step are means over the steps that the clock keeps; without any step marks they are
+    totals of the whole window and `n_steps` is 0.
+    """
     trace, rows, clock = attributed.trace, attributed.rows, attributed.clock
     copies, partition, busy = attributed.copies, attributed.partition, attributed.work.busy
     ranges, n_ranges_left_out = user_ranges(rows, clock)

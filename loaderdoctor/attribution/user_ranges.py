@@ -17,8 +17,13 @@ import numpy as np
 
 from loaderdoctor.attribution.clock import StepClock
 from loaderdoctor.attribution.host import MAX_SHOWN_CHARS
-from loaderdoctor.attribution.names import FETCH_PREFIX, OPTIMIZER_PREFIX, STEP_PREFIX
-from loaderdoctor.attribution.trace_rows import Index, Rows
+from loaderdoctor.attribution.trace_rows import (
+    FETCH_PREFIX,
+    OPTIMIZER_PREFIX,
+    STEP_PREFIX,
+    Index,
+    Rows,
+)
 from loaderdoctor.facts.trace import RangeFacts
 from loaderdoctor.trace.columns import ABSENT, I64, Category
 from loaderdoctor.trace.events import shortened

@@ -12,14 +12,13 @@ from loaderdoctor.attribution.combine import facts_of_run
 from loaderdoctor.attribution.gpu import gpu_limit_facts
 from loaderdoctor.attribution.loop_stacks import loop_line_facts
 from loaderdoctor.attribution.pictures import tracks
+from loaderdoctor.attribution.pool import with_readers, worker_memory_facts
 from loaderdoctor.attribution.ranks import without_peer_wait
-from loaderdoctor.attribution.readers import with_readers
 from loaderdoctor.attribution.step import step_facts, usable
 from loaderdoctor.attribution.trace_facts import Attributed, attribute, facts_of
 from loaderdoctor.attribution.verdict import judge_run
 from loaderdoctor.attribution.wall import wall_facts
 from loaderdoctor.attribution.worker_batches import shard_facts
-from loaderdoctor.attribution.worker_memory import worker_memory_facts
 from loaderdoctor.attribution.workers import other_worker_facts, worker_facts
 from loaderdoctor.errors import LoaderdoctorError
 from loaderdoctor.facts.loop import NO_TRIALS, LoopTrials, ShardFacts

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from loaderdoctor.advice.candidates import Candidate, CodeAdvice, Prescription
 from loaderdoctor.advice.code import Written, written_together
-from loaderdoctor.advice.training import changes_training
+from loaderdoctor.advice.writing import changes_training
 from loaderdoctor.advice.writing import written as written_for
 from loaderdoctor.attribution.verdict import judge_run
 from loaderdoctor.diagnosis.reach import within_reach

@@ -173,7 +173,7 @@ class Tested:
 class Finding:
     """One cause, with the figures it rests on. `summary` is a full sentence for the user.
 
-    Rules keep what they expect of settings out of `summary`: see `advice/predictions.py`.
+    Rules keep what they expect of settings out of `summary`: see `tryout/answers.py`.
     """
 
     kind: Kind

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from loaderdoctor import format as fmt
 from loaderdoctor.advice.code import Written, written_together
-from loaderdoctor.advice.training import changes_training
-from loaderdoctor.advice.writing import written
+from loaderdoctor.advice.writing import changes_training, written
 from loaderdoctor.estimate import MIN_GAIN_SHARE, Estimate, interval
 from loaderdoctor.facts.own_settings import own_settings
 from loaderdoctor.facts.whole import Facts

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from loaderdoctor.advice.candidates import CodeAdvice, PredictedFrom
 from loaderdoctor.advice.code import Written
-from loaderdoctor.advice.training import trains_by_code
+from loaderdoctor.advice.writing import trains_by_code
 from loaderdoctor.estimate import Estimate, interval
 from loaderdoctor.report import model
 from loaderdoctor.settings import Settings, Value

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loaderdoctor.advice.call_edit import CannotEdit
-from loaderdoctor.advice.define import define, statement_below_imports
-from loaderdoctor.advice.patch import Editor
+from loaderdoctor.advice.patch import Editor, define, statement_below_imports
 from loaderdoctor.advice.source import Source, unknown_names
 from tests.advice.printed import applied, blocks
 

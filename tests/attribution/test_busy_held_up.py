@@ -9,7 +9,6 @@ import pytest
 
 from loaderdoctor.attribution.claims import claimed
 from loaderdoctor.attribution.cpu import machine_notes
-from loaderdoctor.attribution.trace_facts import trace_facts
 from loaderdoctor.attribution.verdict import judge_trace
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts.loop import AblationFacts
@@ -17,6 +16,7 @@ from loaderdoctor.facts.trace import TraceFacts
 from loaderdoctor.trace.read import read_trace
 from tests.attribution.build import H2D_PAGEABLE, TraceBuilder
 from tests.findings.builders import healthy
+from tests.trace_facts import trace_facts
 
 TRACES = Path(__file__).parents[2] / "traces"
 STEP = 10_000  # µs

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from loaderdoctor.attribution.trace_facts import trace_facts
 from loaderdoctor.attribution.verdict import verdict_from_shares
 from loaderdoctor.facts.trace import TraceFacts
 from loaderdoctor.trace.read import read_trace
+from tests.trace_facts import trace_facts
 
 TRACES = Path(__file__).parents[2] / "traces"
 TRUTH: dict[str, Any] = json.loads((TRACES / "truth.json").read_text())["cases"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from loaderdoctor.attribution.trace_facts import trace_facts
 from loaderdoctor.trace.columns import Category
 from tests.attribution.build import AUTOGRAD, BACKGROUND, TraceBuilder
+from tests.trace_facts import trace_facts
 
 
 def running_ahead(n_steps: int = 12) -> TraceBuilder:

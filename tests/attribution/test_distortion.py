@@ -8,7 +8,6 @@ import pytest
 
 from loaderdoctor.attribution.combine import facts_of_trace
 from loaderdoctor.attribution.distortion import host_bounds, without_profiler
-from loaderdoctor.attribution.trace_facts import trace_facts
 from loaderdoctor.attribution.verdict import judge_trace
 from loaderdoctor.facts.trace import (
     HostHotspot,
@@ -20,7 +19,7 @@ from loaderdoctor.facts.trace import (
 from loaderdoctor.findings.exposure import input_cost
 from tests.attribution.build import TraceBuilder
 from tests.findings.builders import copy_facts, shares, trace
-from tests.trace_facts import changed
+from tests.trace_facts import changed, trace_facts
 
 
 def profiler(n_ops: float, least: float, likely: float, most: float) -> ProfilerFacts:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from loaderdoctor.attribution.trace_facts import trace_facts
 from loaderdoctor.attribution.verdict import judge_trace
 from loaderdoctor.facts.trace import TraceFacts
 from loaderdoctor.trace.columns import Category
 from tests.attribution.build import BACKGROUND, NEXT, NEXT_SINGLE, PIN, TraceBuilder
+from tests.trace_facts import trace_facts
 
 STEP = 1000
 

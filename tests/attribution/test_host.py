@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loaderdoctor.attribution.host import _largest_pairs, _self_time, is_user_frame
-from loaderdoctor.attribution.trace_facts import trace_facts
 from loaderdoctor.intervals import Intervals
 from tests.attribution.build import AUTOGRAD, TraceBuilder
+from tests.trace_facts import trace_facts
 
 STEP = 1000
 

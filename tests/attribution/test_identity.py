@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loaderdoctor.attribution.identity import Partition, with_accelerator, without_accelerator
-from loaderdoctor.attribution.trace_facts import trace_facts
 from loaderdoctor.facts.shares import Shares
 from loaderdoctor.intervals import EMPTY, Intervals
 from loaderdoctor.trace.columns import Category
 from tests.attribution.build import AUTOGRAD, H2D_PAGEABLE, Row, TraceBuilder
+from tests.trace_facts import trace_facts
 
 SIZE = 30
 spans = st.lists(st.tuples(st.integers(0, SIZE), st.integers(0, SIZE)), max_size=6).map(

@@ -16,9 +16,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils.data import DataLoader, Dataset
 
-from loaderdoctor.attribution.trace_facts import trace_facts
 from loaderdoctor.facts.trace import TraceFacts
 from loaderdoctor.trace.read import read_trace
+from tests.trace_facts import trace_facts
 
 pytestmark = pytest.mark.alone
 N_STEPS = 12

@@ -10,10 +10,10 @@ import pytest
 
 from loaderdoctor.advice.trace_advice import trace_advice
 from loaderdoctor.attribution.combine import facts_of_trace
-from loaderdoctor.attribution.trace_facts import trace_facts
 from loaderdoctor.attribution.verdict import judge_trace
 from loaderdoctor.findings.find import find
 from loaderdoctor.trace.read import read_trace
+from tests.trace_facts import trace_facts
 
 TRACES = Path(__file__).parents[2] / "traces"
 FASTER = 1.05

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from loaderdoctor.attribution.combine import facts_of_trace
-from loaderdoctor.attribution.trace_facts import trace_facts
 from loaderdoctor.findings.find import OVERRULES, RULES, find, without_overruled
 from loaderdoctor.findings.model import Finding, Kind, Severity
 from loaderdoctor.trace.read import read_trace
@@ -26,6 +25,7 @@ from tests.findings.builders import (
     with_exposed,
     workers,
 )
+from tests.trace_facts import trace_facts
 
 TRACES = Path(__file__).parents[2] / "traces"
 TRUTH: dict[str, Any] = json.loads((TRACES / "truth.json").read_text())["cases"]

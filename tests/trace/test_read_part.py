@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loaderdoctor.attribution.trace_facts import trace_facts
 from loaderdoctor.trace import read
 from loaderdoctor.trace.column_builder import ColumnBuilder
 from loaderdoctor.trace.columns import Category
 from loaderdoctor.trace.events import decode_strictly
 from loaderdoctor.trace.read import read_trace
 from loaderdoctor.trace.source import MemoryLimit
+from tests.trace_facts import trace_facts
 
 RECORDED = Path(__file__).parents[2] / "traces" / "enough_workers.pt.trace.json.gz"
 

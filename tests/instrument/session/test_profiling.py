@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from loaderdoctor.attribution.trace_facts import trace_facts
 from loaderdoctor.facts.trace import HostHotspot, TraceFacts
 from loaderdoctor.instrument.session.profiling import KEY, EventProbe, WindowProfiler
 from loaderdoctor.instrument.wire.protocol import ProfilerSchedule
 from loaderdoctor.trace.read import line_stack_samples, read_trace
+from tests.trace_facts import trace_facts
 
 # Each begins with what starts the profiler and ends with what stops it, as our hooks do.
 IN_MODULE = """\

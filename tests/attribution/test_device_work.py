@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from loaderdoctor.attribution.names import name_flags
-from loaderdoctor.attribution.trace_facts import trace_facts
+from loaderdoctor.attribution.trace_rows import name_flags
 from loaderdoctor.facts.trace import TraceFacts
 from tests.attribution.build import AUTOGRAD, H2D_PAGEABLE, H2D_PINNED, PIN, TraceBuilder
+from tests.trace_facts import trace_facts
 
 STEP = 1000
 D2H = "Memcpy DtoH (Device -> Pageable)"

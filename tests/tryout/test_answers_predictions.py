@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from loaderdoctor.advice.predictions import UNSAFE, check_predictions
 from loaderdoctor.advice.prescription import candidates
 from loaderdoctor.findings.capacity import cpu_bound_ms, worker_limit, workers_needed
 from loaderdoctor.findings.find import RULES, find
@@ -14,6 +13,7 @@ from loaderdoctor.findings.model import Finding, Kind, Outcome, Prediction
 from loaderdoctor.findings.rules.saturated import cpu_saturated_workers
 from loaderdoctor.findings.rules.starved import loader_in_main_process
 from loaderdoctor.settings import Settings
+from loaderdoctor.tryout.answers import UNSAFE, check_predictions
 from tests.findings.builders import machine, step, with_exposed
 from tests.findings.input_facts import BY_ITSELF, NO_WORKERS
 from tests.findings.rules import (

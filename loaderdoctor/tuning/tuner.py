@@ -298,7 +298,7 @@ class Tuner:
                 continue
             at_epoch = self._best == replace(settings, persistent_workers=False)
             if at_epoch and not self._confirmed:
-                break
+                continue  # once all else was tried, and the best is shown to be better
             ways = (x for x in on_the_way(self._best, settings) if x not in self._given_up)
             fewer = (x for x in ways if self._refusal(x) is None)
             now = self._wanted != self._best  # or what was tried serves until an epoch begins

@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader, Sampler, dataloader
 
 from loaderdoctor.instrument.batches.batch_tree import digest
-from loaderdoctor.instrument.dataset.draws import states
+from loaderdoctor.instrument.dataset.draws import glimpse, states
 from loaderdoctor.instrument.trial.epoch_feeds import LoaderFeed, shut_down
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings
 
@@ -42,18 +42,28 @@ class WatchedCollate:
     For its process's first batch the states must have been noted (`note`), after it was seeded.
     """
 
-    def __init__(self, collate: Callable[[Any], Any]) -> None:
+    def __init__(self, collate: Callable[[Any], Any], *, n_batches: int | None = None) -> None:
+        """`n_batches`: so many of each process are looked at, and of the others it says no."""
         self._collate = collate
+        self._n_left = n_batches
+        self._seeded: tuple[Any, ...] | None = None
         self._before: tuple[Any, ...] | None = None
 
     def note(self) -> None:
-        self._before = states()
+        self._seeded, self._before = states(), glimpse()
 
     def __call__(self, samples: Any) -> tuple[Any, bool]:
         """Collate, and compare with the states behind the batch before."""
         batch = self._collate(samples)
-        before, self._before = self._before, states()
-        return batch, before is not None and before != self._before
+        if self._n_left is not None:
+            self._n_left -= 1
+            if self._n_left < 0:
+                return batch, False
+        before, self._before = self._before, glimpse()
+        drew = before is not None and before != self._before
+        if self._seeded is not None:
+            drew, self._seeded = drew or self._seeded != states(), None
+        return batch, drew
 
 
 class NotingInit:
@@ -255,11 +265,16 @@ class Pool:
         self._workers: _Workers | None = None
         self._room = settings.queue_length  # indexes that its workers have room for
         opened(self._loader)
+        # Each batch's draws are looked at where none is allowed; else only those that samples are
+        # compared with, which one worker after the other makes.
+        self._watched = bool(settings.num_workers) and (no_draws or bool(samples))
         if settings.num_workers:
-            collate = WatchedCollate(loader.collate_fn)
-            held = vars(self._loader)
-            held["collate_fn"] = collate
-            held["worker_init_fn"] = NotingInit(loader.worker_init_fn, collate)
+            if self._watched:
+                n = None if no_draws else len(samples)
+                collate = WatchedCollate(loader.collate_fn, n_batches=n)
+                held = vars(self._loader)
+                held["collate_fn"] = collate
+                held["worker_init_fn"] = NotingInit(loader.worker_init_fn, collate)
             self._workers = _Workers(self._loader, self._indexes, seed)
             self._feed = LoaderFeed(self._workers, limit_s)
         else:
@@ -297,6 +312,7 @@ class Pool:
         whatever the dataset raises or torch does when a worker died: its index is under way still.
         """
         workers, indexes, drew = self._workers, self._indexes, False
+        watched = self._watched
         under_way, expected = indexes.under_way, indexes.expected
         while True:
             if workers is not None:
@@ -304,9 +320,9 @@ class Pool:
                     workers.fill()
                 if not under_way:
                     raise StopIteration
-                batch, drew = self._feed.next()
-            else:
-                batch = self._feed.next()
+            batch = self._feed.next()
+            if watched:
+                batch, drew = batch
             if drew:
                 self.saw_draws = True
             if expected and digest(batch) != expected[0]:

@@ -37,7 +37,8 @@ from loaderdoctor.commands.output import (
     share_rules,
 )
 from loaderdoctor.diagnosis.gather import NAME as SNAPSHOT
-from loaderdoctor.diagnosis.run import Diagnosis, DiagnosisOptions
+from loaderdoctor.diagnosis.run import Diagnosis
+from loaderdoctor.diagnosis.seconds import DiagnosisOptions
 from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.command.endings import built_only
 from loaderdoctor.instrument.command.launch_config import LaunchOptions, Target

@@ -27,7 +27,8 @@ from loaderdoctor.commands.output import (
 )
 from loaderdoctor.commands.run.run_files import RECORDED, Loop, Recorded, read_recorded
 from loaderdoctor.commands.run.start import ListenOptions, unjudged
-from loaderdoctor.diagnosis.run import Diagnosis, DiagnosisOptions
+from loaderdoctor.diagnosis.run import Diagnosis
+from loaderdoctor.diagnosis.seconds import DiagnosisOptions
 from loaderdoctor.errors import RunError, UsageError
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts.whole import Facts

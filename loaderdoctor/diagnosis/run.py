@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 
 from loaderdoctor.attribution.cpu import machine_notes
@@ -20,8 +19,16 @@ from loaderdoctor.diagnosis.first_advice import lacks, loose_lead
 from loaderdoctor.diagnosis.gather import Gatherer, MemoryHistory, history_row, record
 from loaderdoctor.diagnosis.prescribe import not_advised_rows, prescribed_rows, trial_rows
 from loaderdoctor.diagnosis.ranks import GroupAnalysis, analyse_group
-from loaderdoctor.diagnosis.seconds import Allowance
-from loaderdoctor.diagnosis.unsettled import ended_by_itself, not_again, unsettled
+from loaderdoctor.diagnosis.seconds import Allowance, DiagnosisOptions, report_seconds
+from loaderdoctor.diagnosis.unsettled import (
+    ended_by_itself,
+    lacks_rounds,
+    not_again,
+    not_compared,
+    not_measured,
+    open_beyond,
+    unsettled,
+)
 from loaderdoctor.diagnosis.verify import Verification, Verifier, loop_trials
 from loaderdoctor.errors import LoaderdoctorError, RunError
 from loaderdoctor.findings.exposure import is_open
@@ -31,7 +38,6 @@ from loaderdoctor.instrument.command.repeated_run import RepeatedRun
 from loaderdoctor.instrument.wire.protocol import (
     BATCHES_REPLAYED,
     Observed,
-    ProfilerSchedule,
 )
 from loaderdoctor.report.build import Judged, RunNotes, Tried, build_report, rank_rows
 from loaderdoctor.report.files import RunFolder
@@ -53,24 +59,6 @@ from loaderdoctor.tryout.windows import MIN_ROUNDS, sizes
 from loaderdoctor.units import NS_PER_S
 
 NOT_ALL_TRIED = "Not every candidate was tried often enough to tell: --budget allows more."
-# The report with its charts, and what a trace adds: read, written twice, compressed (13 MB of JSON
-# took 1.7 s more CPU time than `analyze` alone on one of two cores).
-REPORT_S = 2.0
-REPORT_BYTES_PER_S = 8e6
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiagnosisOptions:
-    """What may be done to the loop, and for how long."""
-
-    budget_s: float
-    ablate: bool = True
-    verify: bool = True
-    profile: bool = True  # False: no profiled window is wanted, and none is missed
-    patient: bool = True  # of a loop that does not train: wait whether it begins to
-    trial_limit_s: float | None = None  # a trial that takes longer hangs; None: as planned
-    profiler: ProfilerSchedule = field(default_factory=ProfilerSchedule)
-    memory_history: Path | None = None  # where torch's memory snapshot goes; None: none
 
 
 class Diagnosis:
@@ -103,6 +91,7 @@ class Diagnosis:
         self._on_stage, self._say = on_stage or (lambda *_: None), say or (lambda _: None)
         self._verifier: Verifier | None = None
         self._end_s = 0.0  # of the budget, on the clock
+        self._beyond = False  # whether rounds went on up to the second cap
         self.interrupted = False
 
     def start_over(self) -> None:
@@ -151,6 +140,7 @@ class Diagnosis:
                 if options.verify and self.verification is None and script_run.ended is None:
                     self._verify(gatherer, until)  # what one round left open may be clear now
             self._measure_longer(gatherer, seconds)
+            self._measure_beyond(gatherer, seconds)
         self._measure_first_advice(seconds)
         if self._ranks is None and not self._replayed:
             self.advised = trace_advised(
@@ -181,9 +171,7 @@ class Diagnosis:
     def report_s(self) -> float:
         """What reading the trace and writing the report will take, about."""
         profiled = self.shown.profiled if self.shown is not None else None
-        path = Path(profiled.trace_path) if profiled and profiled.trace_path else None
-        n_bytes = path.stat().st_size if path is not None and path.is_file() else 0
-        return REPORT_S + n_bytes / REPORT_BYTES_PER_S
+        return report_seconds(profiled.trace_path if profiled is not None else None)
 
     def _measure_longer(self, gatherer: Gatherer, seconds: Allowance) -> None:
         """Spend what is left on a verdict that the noise leaves open.
@@ -208,6 +196,21 @@ class Diagnosis:
             self._verify(gatherer, seconds.until_s)
             known = self.analysis or known
 
+    def _measure_beyond(self, gatherer: Gatherer, seconds: Allowance) -> None:
+        """Rounds up to the second cap, where there are too few to tell anything; where as above."""
+        evidence, script_run = gatherer.evidence, self._script_run
+        known = self.analysis or self._analyse(evidence)
+        on_device = evidence.observed.device is not None
+        if on_device or not lacks_rounds(known.severity, known.facts, evidence):
+            return
+        if not self._goes_on(seconds, open_beyond(seconds.budget_s, seconds.most_budget_s)):
+            return
+        self._beyond, until = True, seconds.most_until_s
+        gatherer.ablate(until=until, with_copy=self._with_copy, most=MAX_ROUNDS)
+        self.analysis = self._analyse(evidence)
+        if self._options.verify and self.verification is None and script_run.ended is None:
+            self._verify(gatherer, until)
+
     def _measure_first_advice(self, seconds: Allowance) -> None:
         """Where it is still a prediction, or one window told it, go on up to the second cap."""
         verifier, script_run = self._verifier, self._script_run
@@ -217,12 +220,8 @@ class Diagnosis:
         lack = lacks(self.analysis, self.verification, undecided=undecided)
         if lack is None:
             return
-        if isinstance(script_run, RepeatedRun):
-            script_run.extend(seconds.most_budget_s)  # may be started again for it
-        if script_run.ended is not None:
+        if not self._goes_on(seconds, lack.told(seconds.budget_s, seconds.most_budget_s)):
             return
-        self._end_s = seconds.most_s
-        self._say(lack.told(self._options.budget_s, seconds.most_budget_s))
         again = lack.again
         if again is None:
             self._tell("trying settings for longer")
@@ -231,6 +230,16 @@ class Diagnosis:
         if again is not None and script_run.ended is None:
             self._tell("measuring the first advice again")
             self.verification = verifier.confirm(again, seconds.most_until_s - self._clock())
+
+    def _goes_on(self, seconds: Allowance, why: str) -> bool:
+        """Whether the script still runs, for up to the second cap, which is told then."""
+        if isinstance(self._script_run, RepeatedRun):
+            self._script_run.extend(seconds.most_budget_s)  # may be started again for it
+        if self._script_run.ended is not None:
+            return False
+        self._end_s = seconds.most_s
+        self._say(why)
+        return True
 
     def _tell(self, what: str) -> None:
         self._on_stage(what, self.left_s)
@@ -288,6 +297,7 @@ class Diagnosis:
                     self.evidence,
                     self._script_run,
                     budget_s=self._options.budget_s,
+                    beyond=self._beyond,
                     ablates=self._options.ablate,
                     interrupted=self.interrupted,
                 ),
@@ -346,11 +356,15 @@ class Diagnosis:
             said[(SLOW_START, slow)] = None
         if self.history is not None and self.history.reason is not None:
             said[("memory-history", self.history.reason)] = None
-        missing = self._not_measured()
+        done = self.verification is not None and self.verification.complete
+        untried = not done and (self.analysis is None or self.analysis.worth_trying)
+        missing = not_measured(self._options, self.evidence, history=self.history, trials=untried)
         reason = self.evidence.profiled_reason if self.evidence is not None else None
         if reason is not None:
             text = f"There is no profiler trace: {reason}"
             said[("no-trace", text if text.endswith(".") else f"{text}.")] = None
+        if (lacking := not_compared(self.evidence, analysis.severity)) is not None:
+            said[("not-compared", lacking)] = None
         if self.interrupted:
             said[("interrupted", "Interrupted: this is what had been measured by then.")] = None
         elif missing and ended_by_itself(self._script_run):
@@ -362,22 +376,6 @@ class Diagnosis:
         elif self.verification is not None and not self.verification.complete:
             said[("not-all-tried", NOT_ALL_TRIED)] = None
         return tuple(ReportWarning(kind=kind, text=text) for kind, text in said)
-
-    def _not_measured(self) -> Sequence[str]:
-        """Evidence that was wanted and is not there, in words."""
-        options, evidence = self._options, self.evidence
-        assert evidence is not None
-        missing = []
-        if options.profile and evidence.profiled is None:
-            missing.append("the profiled window")
-        if options.ablate and len(evidence.rounds) < MIN_ROUNDS:
-            missing.append("comparing with batches already in memory")
-        if options.memory_history is not None and self.history is None:
-            missing.append("the memory history")
-        tried = self.verification is not None and self.verification.complete
-        if options.verify and not tried and (self.analysis is None or self.analysis.worth_trying):
-            missing.append("trying settings")
-        return missing
 
     def write_traces(self, folder: RunFolder, *, at_ns: int) -> None:
         """Both files of the profiled window, and of every rank's where there are several.

@@ -2,12 +2,16 @@
 
 The budget is a cap, not a plan: what can no longer change the answer is not measured. The best
 change is tried before a clear verdict is made finer; and where the first advice would still be a
-prediction when the budget is used up, a second cap serves to measure it.
+prediction when the budget is used up, or too few rounds tell what the loader costs, a second cap
+serves to measure it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from loaderdoctor.instrument.wire.protocol import ProfilerSchedule
 
 # Kept back from the budget for stopping the script, reading the trace and writing the report.
 RESERVE_S = 6.0
@@ -27,6 +31,24 @@ LONGER_SHARE = 0.5
 # Trying the first advice may go on until so many times the budget. Steps of 300 ms need it: one
 # pair of windows with workers that fall short takes them 10 to 15 s.
 SECOND_CAP = 2.0
+# The report with its charts, and what a trace adds: read, written twice, compressed (13 MB of JSON
+# took 1.7 s more CPU time than `analyze` alone on one of two cores).
+REPORT_S = 2.0
+REPORT_BYTES_PER_S = 8e6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiagnosisOptions:
+    """What may be done to the loop, and for how long."""
+
+    budget_s: float
+    ablate: bool = True
+    verify: bool = True
+    profile: bool = True  # False: no profiled window is wanted, and none is missed
+    patient: bool = True  # of a loop that does not train: wait whether it begins to
+    trial_limit_s: float | None = None  # a trial that takes longer hangs; None: as planned
+    profiler: ProfilerSchedule = field(default_factory=ProfilerSchedule)
+    memory_history: Path | None = None  # where torch's memory snapshot goes; None: none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,3 +105,10 @@ class Allowance:
 
     def _part_s(self, now_s: float, share: float) -> float:
         return now_s + (self.until_s - now_s) * share
+
+
+def report_seconds(trace: str | None) -> float:
+    """What reading this trace, None where there is none, and writing the report take, about."""
+    path = Path(trace) if trace else None
+    n_bytes = path.stat().st_size if path is not None and path.is_file() else 0
+    return REPORT_S + n_bytes / REPORT_BYTES_PER_S

@@ -40,6 +40,7 @@ from loaderdoctor.instrument.wire.protocol import (
 from loaderdoctor.instrument.wire.records import WallRecord
 from loaderdoctor.tryout.windows import MIN_ROUNDS, Sizes, limit_s
 
+NO_TIME = "there was no time for it within the budget"  # why there is no round
 # Rounds in which repeated batches cost the same are enough to say so.
 FEWEST_WORTH = 2
 MAX_ROUNDS = 10
@@ -193,7 +194,7 @@ class Ablation:
         rounds = self.evidence.rounds
         round_s = (3 if with_copy else 2) * self.evidence.sizes.window_s
         if not rounds and self._clock() + round_s > max(until, first_until or until):
-            self.evidence.ablation_reason = "there was no time for it within the budget"
+            self.evidence.ablation_reason = NO_TIME
             return
         while len(rounds) < most:
             end_s = until

@@ -35,6 +35,8 @@ def test_a_share_without_an_interval_claims_to_be_exact() -> None:
     assert exact.low == exact.share == exact.high
     assert exact.reaches(0.3) == 0.0
     assert claimed.claimed_input({"shares": None, "ablation": None}) is None
+    waits = reported({}, measured=None) | {"warnings": [{"kind": "not-compared", "text": "x"}]}
+    assert claimed.claimed_input(waits) == claimed.Claim(share=0.1, low=0.1, high=1.0)
 
 
 def test_it_reaches_towards_the_truth_by_the_side_that_this_is_on() -> None:

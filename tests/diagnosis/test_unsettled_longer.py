@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from loaderdoctor.attribution.claims import claimed
-from loaderdoctor.diagnosis.run import Diagnosis, DiagnosisOptions
+from loaderdoctor.diagnosis.run import Diagnosis
+from loaderdoctor.diagnosis.seconds import DiagnosisOptions
 from loaderdoctor.diagnosis.unsettled import unsettled
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts.loop import Mechanisms
@@ -20,12 +22,19 @@ from tests.diagnosis.simulator import SimulatedRun
 from tests.diagnosis.test_gather import gatherer
 
 
-def diagnosed(script_run: SimulatedRun, tmp_path: Path, *, budget_s: float) -> Diagnosis:
+def diagnosed(
+    script_run: SimulatedRun,
+    tmp_path: Path,
+    *,
+    budget_s: float,
+    say: Callable[[str], None] | None = None,
+) -> Diagnosis:
     made = Diagnosis(
         script_run,
         target="train.py",
         raw=tmp_path,
         options=DiagnosisOptions(budget_s=budget_s, profiler=ProfilerSchedule()),
+        say=say,
         clock=lambda: script_run.now_s,
     )
     made.measure(script_run.observed)
@@ -208,3 +217,67 @@ def test_open_shares_get_more_rounds_before_the_profile_on_an_accelerator(tmp_pa
     short = noisy(noise=0.3, device="cuda:0")
     summary = diagnosed(short, tmp_path, budget_s=45.0).report().verdict.summary
     assert "What rounds may take of the budget of 45 s was used up: --budget 90" in summary
+
+
+def slow(step_ms: float, *, device: str | None = None) -> SimulatedRun:
+    """Ready batches save a twelfth of the step."""
+    true_ms = {"plain": step_ms, "no_input": step_ms * 11 / 12}
+    return SimulatedRun(true_ms, trial_ms=lambda _: step_ms, device=device)
+
+
+def test_too_few_rounds_to_tell_anything_are_made_up_for_beyond_the_budget(tmp_path: Path) -> None:
+    said: list[str] = []
+    script_run = slow(700.0)
+    made = diagnosed(script_run, tmp_path, budget_s=45.0, say=said.append)
+    assert said == [
+        "what the loader costs is still open after 45 s: it is measured for longer, until 90 s at "
+        "most."
+    ]
+    assert 45.0 < script_run.now_s <= 90.0
+    assert made.evidence is not None and len(made.evidence.rounds) >= MIN_ROUNDS
+    ablation = made.report().ablation
+    assert ablation is not None and ablation.ci_ms["input_ms"] is not None
+    low, high = ablation.ci_ms["input_ms"]
+    assert low < 700.0 / 12 < high < 0.3 * 700.0
+
+
+@pytest.mark.parametrize(
+    ("script_run", "budget_s"),
+    [
+        (slow(100.0), 45.0),  # rounds enough
+        (slow(700.0), 120.0),
+        (slow(700.0, device="cuda:0"), 45.0),  # none may follow its profile
+    ],
+)
+def test_rounds_enough_need_no_second_cap(
+    script_run: SimulatedRun, budget_s: float, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    diagnosed(script_run, tmp_path, budget_s=budget_s, say=said.append)
+    assert said == []
+    assert script_run.now_s <= budget_s
+
+
+def test_a_loop_too_slow_for_any_round_is_not_called_healthy_without_a_word(tmp_path: Path) -> None:
+    report = diagnosed(slow(9000.0), tmp_path, budget_s=45.0).report()
+    assert report.ablation is None
+    (warning,) = (w for w in report.warnings if w.kind == "not-compared")
+    assert "there was no time for it" in warning.text
+    compared = diagnosed(slow(100.0), tmp_path, budget_s=45.0).report()
+    assert not [w for w in compared.warnings if w.kind == "not-compared"]
+
+
+def test_a_verdict_left_open_behind_the_second_cap_asks_for_more_than_that(tmp_path: Path) -> None:
+    script_run = noisy(noise=0.3, seed=2)
+    made = diagnosed(script_run, tmp_path, budget_s=45.0)
+    assert made.analysis is not None
+    said = unsettled(
+        replace(made.analysis, severity="uncertain"),
+        made.evidence,
+        script_run,
+        budget_s=45.0,
+        ablates=True,
+        interrupted=False,
+        beyond=True,
+    )
+    assert said == "Twice the budget was used up: --budget 180 measures longer."

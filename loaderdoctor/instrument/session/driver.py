@@ -240,13 +240,14 @@ def _check_safety(session: Session) -> None:
     """What speaks against changing each loader of the step; foreign code, so anything may fail."""
     from loaderdoctor.instrument.dataset.containers import containers
     from loaderdoctor.instrument.dataset.dataset_code import (
+        clients,
+        file_systems,
         normalisation,
         randomness_of_dataset,
         stores,
     )
-    from loaderdoctor.instrument.dataset.places import clients, file_systems
+    from loaderdoctor.instrument.dataset.iteration import stream_of
     from loaderdoctor.instrument.dataset.safety import safety
-    from loaderdoctor.instrument.dataset.stream_library import stream_of
     from loaderdoctor.instrument.dataset.transforms import augmentations
     from loaderdoctor.instrument.trial.worker_starts import guard_code
 

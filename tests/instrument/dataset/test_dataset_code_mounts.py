@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from loaderdoctor.instrument.dataset.places import file_system
+from loaderdoctor.instrument.dataset.dataset_code import file_system
 
 MOUNTS = """\
 /dev/vda / ext4 rw 0 0

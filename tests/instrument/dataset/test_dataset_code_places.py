@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from torch.utils.data import Dataset, Subset
 
-from loaderdoctor.instrument.dataset import places
+from loaderdoctor.instrument.dataset import dataset_code
 
 
 class Files(Dataset[int]):
@@ -19,7 +19,7 @@ class Files(Dataset[int]):
 @pytest.fixture(autouse=True)
 def by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kind is the folder's own name here."""
-    monkeypatch.setattr(places, "file_system", lambda path: Path(path).name)
+    monkeypatch.setattr(dataset_code, "file_system", lambda path: Path(path).name)
 
 
 def test_paths_are_found_as_they_stand_and_in_lists(tmp_path: Path) -> None:
@@ -32,14 +32,14 @@ def test_paths_are_found_as_they_stand_and_in_lists(tmp_path: Path) -> None:
         words="a text / of words",
         empty=[],
     )
-    assert places.file_systems(dataset) == ("nfs4", "tmpfs")
-    assert places.file_systems(Subset(dataset, [0])) == ("nfs4", "tmpfs")
-    assert places.file_systems(object()) == ()
+    assert dataset_code.file_systems(dataset) == ("nfs4", "tmpfs")
+    assert dataset_code.file_systems(Subset(dataset, [0])) == ("nfs4", "tmpfs")
+    assert dataset_code.file_systems(object()) == ()
 
 
 def test_only_loaded_clients_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "s3fs", sys)
     monkeypatch.delitem(sys.modules, "gcsfs", raising=False)
-    named = places.clients()
+    named = dataset_code.clients()
     assert "S3 (s3fs)" in named
     assert not any("gcsfs" in x for x in named)

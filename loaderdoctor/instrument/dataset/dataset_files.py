@@ -27,7 +27,7 @@ import psutil
 from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.dataset.dataset_tree import replaced, some_samples
 from loaderdoctor.instrument.dataset.own_copy import looked_at
-from loaderdoctor.instrument.system import page_cache
+from loaderdoctor.instrument.system import memory
 from loaderdoctor.instrument.system.machine import available_bytes
 
 # Folders with more files than this are not searched.
@@ -195,17 +195,17 @@ def _walk(folder: Path) -> tuple[Path, ...]:
 
 def _read_by(dataset: Any, files: set[Path], *, apart: bool) -> bool:
     """Whether making samples brings pages of these files into memory."""
-    if not page_cache.can_drop() or len(files) > MAX_LOOKED_AT:
+    if not memory.can_drop_pages() or len(files) > MAX_LOOKED_AT:
         return True
     with looked_at(dataset, apart=apart) as made:
-        before = page_cache.drop(files)
+        before = memory.drop_pages(files)
         try:
             some_samples(made)
         except Exception:  # nothing can be said
             return True
     if before.n_pages and before.share == 1.0:
         return True  # they can't be dropped, so nothing shows
-    return page_cache.in_memory(files).n_in_memory > before.n_in_memory
+    return memory.pages_in_memory(files).n_in_memory > before.n_in_memory
 
 
 # Copies of a dataset's files on another disk or in memory, for the length of the run.

@@ -19,6 +19,7 @@ from loaderdoctor.instrument.session.roles import ACCUMULATES_BELOW
 from loaderdoctor.instrument.session.script_process import as_launched, process_group, with_sources
 from loaderdoctor.instrument.session.session import Driver, Session
 from loaderdoctor.instrument.session.step_clock import DeviceMarks, StepClock
+from loaderdoctor.instrument.session.switches import TransferObserver
 from loaderdoctor.instrument.session.windows import Windows
 from loaderdoctor.instrument.system import machine
 from loaderdoctor.instrument.system.memory import allocator, fault_us
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     import torch
 
     from loaderdoctor.instrument.session.compute_watch import ComputeWatch
-    from loaderdoctor.instrument.session.transfer import TransferObserver
 
 
 # Steps timed before the loop counts as warm. The steps that decided the roles came before them
@@ -175,8 +175,6 @@ def _watch_steps(
 def _transfer_observer(session: Session) -> TransferObserver | None:
     if session.device is None:
         return None
-    from loaderdoctor.instrument.session.transfer import TransferObserver
-
     observer = TransferObserver()
     observer.install()
     observer.begin_step()

@@ -7,11 +7,10 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from loaderdoctor.errors import LoaderdoctorError, TrialRefused
-from loaderdoctor.instrument.session.leak_check import LeakCheck
 from loaderdoctor.instrument.session.loader_state import RAN_OUT, LoaderState
 from loaderdoctor.instrument.session.roles import Definition
 from loaderdoctor.instrument.session.session import Session
-from loaderdoctor.instrument.system.memory import empty_gpu_cache
+from loaderdoctor.instrument.system.memory import LeakCheck, empty_gpu_cache
 from loaderdoctor.instrument.wire.protocol import WindowRequest
 from loaderdoctor.instrument.wire.records import TransferRecord
 from loaderdoctor.instrument.wire.window_records import ReadyRecord

@@ -1,23 +1,41 @@
 """What a window changes of the loop's own work, and changes back: its copies, and how it computes.
 
-Runs on the training thread, between two steps.
+`Switches` runs on the training thread, between two steps. `TransferObserver` records the loop's own
+host-to-device calls of normal steps, `ForceTransfer` makes them with another `non_blocking`
+(trials); `free_copies` answers them with ready device tensors. One of them at a time; see h2d for
+what they see.
 """
 
 from __future__ import annotations
 
+import threading
+from collections import Counter, deque
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
 
 from loaderdoctor.errors import TrialRefused
+from loaderdoctor.instrument.batches.batch_tree import UnsupportedBatch, tensors
+from loaderdoctor.instrument.batches.h2d import H2DCall, H2DHook
 from loaderdoctor.instrument.session.session import Session
 from loaderdoctor.instrument.session.sources import SourceRefusedError
+from loaderdoctor.instrument.system.interpreter import Site, user_site
 from loaderdoctor.instrument.wire.protocol import WindowRequest
+from loaderdoctor.instrument.wire.records import TransferRecord
 from loaderdoctor.settings import Settings
 
 if TYPE_CHECKING:
     from loaderdoctor.instrument.batches.free_copies import FreeCopies
-    from loaderdoctor.instrument.session.transfer import ForceTransfer
     from loaderdoctor.instrument.trial.compute import Compute
+
+# A call belongs to the step if it is made in at least half the steps: fewer is logging, a
+# checkpoint, or the model on its way to the device before the loop.
+MIN_SHARE_OF_STEPS = 0.5
+MAX_STEPS = 64
+# Batches whose tensors are recognised: a prefetcher of the loop's own runs a few ahead.
+MAX_BATCHES = 8
 
 
 class Switches:
@@ -61,7 +79,6 @@ class Switches:
         if request.mode != "no_copy" and non_blocking is None:
             return
         from loaderdoctor.instrument.batches.free_copies import FreeCopies
-        from loaderdoctor.instrument.session.transfer import ForceTransfer
 
         if non_blocking is not None:
             self._copies = ForceTransfer(non_blocking=non_blocking)
@@ -107,3 +124,111 @@ class Switches:
             self._free_copies.copy_ahead(())
             self._free_copies.restore()
         return was
+
+
+class TransferObserver(H2DHook):
+    """Records the host-to-device calls that recur each step. Light, but not for plain windows."""
+
+    def __init__(self, device_type: str | None = None) -> None:
+        super().__init__(device_type)
+        self._training_thread: threading.Thread | None = None
+        self._steps: deque[list[tuple[Site, TransferRecord]]] = deque(maxlen=MAX_STEPS)
+        # of each batch: address of a tensor -> where in the batch, shape and dtype
+        self._batches: deque[dict[int, tuple[str, torch.Size, torch.dtype]]] = deque(
+            maxlen=MAX_BATCHES
+        )
+
+    def begin_step(self) -> None:
+        """A step begins; calls before the first step are not recorded.
+
+        The thread that calls first is the training thread. A thread that fetches batches for it
+        calls too, and begins no step.
+        """
+        super().begin_step()
+        thread = threading.current_thread()
+        if self._training_thread is None:
+            self._training_thread = thread
+        if thread is self._training_thread:
+            self._steps.append([])
+
+    def note_batch(self, batch: Any) -> None:
+        """Show a batch that the loop gets, so that a record can name the tensor it copied."""
+        try:
+            found = tensors(batch)
+        except UnsupportedBatch:
+            return
+        self._batches.append(
+            {
+                tensor.data_ptr(): (path, tensor.shape, tensor.dtype)
+                for path, tensor in found
+                if tensor.is_cpu and tensor.layout == torch.strided and tensor.numel()
+            }
+        )
+
+    def on_call(self, call: H2DCall) -> Tensor:
+        """Make the call and record it."""
+        result = call.make()
+        if self._steps:
+            site = user_site()
+            self._steps[-1].append((site, self._record(call, site)))
+        return result
+
+    def records(self) -> tuple[TransferRecord, ...]:
+        """One for each call of a normal step, in the order made there.
+
+        From the last step that makes the usual number of calls; the step under way is left out
+        where there are others.
+        """
+        steps = list(self._steps)
+        if len(steps) > 1:
+            steps = steps[:-1]
+        seen_in = Counter(site for step in steps for site in {site for site, _ in step})
+        recurring = {
+            site for site, count in seen_in.items() if count >= MIN_SHARE_OF_STEPS * len(steps)
+        }
+        normal = [[record for site, record in step if site in recurring] for step in steps]
+        lengths = Counter(len(step) for step in normal if step)
+        if not lengths:
+            return ()
+        usual = lengths.most_common(1)[0][0]
+        return tuple(next(step for step in reversed(normal) if len(step) == usual))
+
+    def _record(self, call: H2DCall, site: Site) -> TransferRecord:
+        source = call.source
+        plain = source.layout == torch.strided
+        return TransferRecord(
+            call=call.name,
+            site=site.label,
+            code=site.code,
+            shape=tuple(source.shape),
+            dtype=str(source.dtype).removeprefix("torch."),
+            n_bytes=source.numel() * source.element_size(),
+            pinned=plain and torch.cuda.is_available() and source.is_pinned(),
+            non_blocking=call.non_blocking,
+            path=self._path(source) if plain and source.numel() else None,
+        )
+
+    def _path(self, source: Tensor) -> str | None:
+        """Which tensor of a batch that is; None for one that the loop made itself."""
+        for batch in reversed(self._batches):
+            path, shape, dtype = batch.get(source.data_ptr(), (None, None, None))
+            # A freed batch's address may come back for a tensor of the loop's own.
+            if shape == source.shape and dtype == source.dtype:
+                return path
+        return None
+
+
+class ForceTransfer(H2DHook):
+    """Makes the loop's own host-to-device calls with this `non_blocking` instead of theirs."""
+
+    def __init__(self, non_blocking: bool, device_type: str | None = None) -> None:
+        super().__init__(device_type)
+        self.non_blocking = non_blocking
+        self.n_calls = 0
+
+    def on_call(self, call: H2DCall) -> Tensor:
+        """The call, the other way."""
+        self.n_calls += 1
+        if call.non_blocking is self.non_blocking:
+            return call.make()
+        return call.make_with(non_blocking=self.non_blocking)

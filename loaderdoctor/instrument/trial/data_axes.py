@@ -36,7 +36,7 @@ from loaderdoctor.instrument.dataset.loading_threads import check_threads
 from loaderdoctor.instrument.dataset.one_input import making_only
 from loaderdoctor.instrument.dataset.rows import as_it_is, kept_batches, row_batches
 from loaderdoctor.instrument.dataset.transforms import Normaliser, as_bytes, without_augmentation
-from loaderdoctor.instrument.system import page_cache
+from loaderdoctor.instrument.system import memory
 from loaderdoctor.instrument.trial.synthetic import OneField
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings
 
@@ -337,14 +337,14 @@ def _stored(
         data = replace(data, dataset=dataset)
         if storage == "tmpfs":
             return data
-    if not page_cache.can_drop():
+    if not memory.can_drop_pages():
         if storage == "cold":
             raise TrialRefused("this system doesn't let a process drop pages of files")
         note(
             "storage-warm", f"storage={storage}: read from memory, since its pages can't be dropped"
         )
         return data
-    cached = page_cache.drop(files)
+    cached = memory.drop_pages(files)
     if cached.share > MAX_WARM_SHARE:
         stayed = f"{cached.n_in_memory} of {cached.n_pages} pages of the dataset's files"
         if storage == "cold":
@@ -352,7 +352,7 @@ def _stored(
         note("storage-warm", f"storage={storage}: {stayed} stayed in memory")
 
     def drop_again() -> None:
-        page_cache.drop(files)
+        memory.drop_pages(files)
 
     return replace(data, before_epoch=drop_again)
 

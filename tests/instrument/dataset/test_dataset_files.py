@@ -12,7 +12,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from loaderdoctor.instrument.dataset import dataset_files
-from loaderdoctor.instrument.system import page_cache
+from loaderdoctor.instrument.system import memory
 from loaderdoctor.settings import Settings
 from tests.instrument.axis_cases import (
     InFolder,
@@ -30,21 +30,21 @@ pytestmark = pytest.mark.usefixtures("nothing_is_left")
 def test_cold_files_are_out_of_memory_when_an_epoch_begins(tmp_path: Path) -> None:
     dataset = Listed(tmp_path)
     files = [Path(path) for path, _ in dataset.samples]
-    assert page_cache.in_memory(files).share == 1.0
+    assert memory.pages_in_memory(files).share == 1.0
     source = opened(DataLoader(dataset, batch_size=4), Settings(storage="cold"))
-    assert page_cache.in_memory(files[4:]).n_in_memory == 0
+    assert memory.pages_in_memory(files[4:]).n_in_memory == 0
     source.drop(4)
-    assert page_cache.in_memory(files).share == 1.0
+    assert memory.pages_in_memory(files).share == 1.0
     source.drop(1)  # the next epoch has begun
-    assert page_cache.in_memory(files[4:]).n_in_memory == 0
+    assert memory.pages_in_memory(files[4:]).n_in_memory == 0
     source.close()
 
 
 def test_pages_that_stay_in_memory_are_counted_and_the_trial_withheld(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stuck = page_cache.Cached(n_pages=40, n_in_memory=30)
-    monkeypatch.setattr(page_cache, "drop", lambda paths: stuck)
+    stuck = memory.Cached(n_pages=40, n_in_memory=30)
+    monkeypatch.setattr(memory, "drop_pages", lambda paths: stuck)
     loader = DataLoader(Listed(tmp_path))
     assert "30 of 40 pages" in reason(loader, Settings(storage="cold"))
 

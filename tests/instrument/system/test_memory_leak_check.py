@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from loaderdoctor.instrument.batches.source import Source
-from loaderdoctor.instrument.session.leak_check import LeakCheck
+from loaderdoctor.instrument.system.memory import LeakCheck
 from loaderdoctor.instrument.trial.open_trial import open_trial
 from loaderdoctor.settings import Settings
 from tests.instrument import trial_cases as cases

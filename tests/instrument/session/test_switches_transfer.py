@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from loaderdoctor.instrument.batches.h2d import H2DCall
-from loaderdoctor.instrument.session.transfer import ForceTransfer, TransferObserver
+from loaderdoctor.instrument.session.switches import ForceTransfer, TransferObserver
 from tests.instrument.on_meta import X
 
 pytestmark = pytest.mark.usefixtures("no_hook_stays")
@@ -30,7 +30,7 @@ def test_only_calls_of_every_step_are_recorded_with_their_line() -> None:
     observer.begin_step()
     observer.remove()
     images, labels = observer.records()
-    assert images.site.startswith("test_transfer.py:")
+    assert images.site.startswith("test_switches_transfer.py:")
     assert images.code is not None
     assert images.code.endswith("# both")
     assert (images.path, labels.path) == ("[0]", "[1]")

@@ -12,7 +12,7 @@ from torch import Tensor
 from loaderdoctor.instrument.batches import h2d
 from loaderdoctor.instrument.batches.free_copies import FreeCopies
 from loaderdoctor.instrument.batches.replay_buffer import ReplayBuffer
-from loaderdoctor.instrument.session.transfer import ForceTransfer, TransferObserver
+from loaderdoctor.instrument.session.switches import ForceTransfer, TransferObserver
 
 pytestmark = pytest.mark.gpu
 N = 256

@@ -42,7 +42,7 @@ from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.grid import default_trials
 from loaderdoctor.sweep.run import Sweep
 from loaderdoctor.tryout.measuring import Equipment
-from loaderdoctor.tryout.simplicity import needed_changes
+from loaderdoctor.tryout.ranking import needed_changes
 from loaderdoctor.tryout.trials import Options
 
 CPUS = 4.0

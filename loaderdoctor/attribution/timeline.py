@@ -20,8 +20,7 @@ from loaderdoctor.facts.pictures import Doing, StepTimeline, Strip, TimelineRow
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.instrument.wire.worker_log import MAIN_PROCESS, ProcessRecord, WorkerLog
 from loaderdoctor.intervals import Intervals
-from loaderdoctor.trace.calibrate import ClockMap, calibrate
-from loaderdoctor.trace.columns import Category
+from loaderdoctor.trace.columns import Category, ClockMap, calibrate
 from loaderdoctor.units import NS_PER_MS
 
 # More spans of one row are thinner than a pixel: those with the smallest gaps are joined.

@@ -21,10 +21,9 @@ from loaderdoctor.tryout.comparing import (
     is_tied,
 )
 from loaderdoctor.tryout.competition import Competition
-from loaderdoctor.tryout.known import Loop
 from loaderdoctor.tryout.measuring import Equipment, OverError
-from loaderdoctor.tryout.rounds import Driver
-from loaderdoctor.tryout.simplicity import SIMPLER_SHARE, simplest
+from loaderdoctor.tryout.ranking import SIMPLER_SHARE, simplest
+from loaderdoctor.tryout.rounds import Driver, Loop
 from loaderdoctor.tryout.trials import Options, Trial
 from loaderdoctor.tryout.windows import MIN_STEPS
 

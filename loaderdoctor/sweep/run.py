@@ -15,10 +15,9 @@ from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.settings import Settings
 from loaderdoctor.tryout import choosing, confirming, elimination, windows
-from loaderdoctor.tryout.known import Loop
 from loaderdoctor.tryout.measuring import Equipment, OverError
 from loaderdoctor.tryout.ranking import Ranking
-from loaderdoctor.tryout.rounds import Driver
+from loaderdoctor.tryout.rounds import Driver, Loop
 from loaderdoctor.tryout.trials import Ablate, Options, Outcome, Trial
 
 

@@ -30,11 +30,12 @@ from loaderdoctor.trace.events import (
     Malformed,
     Memory,
     Metadata,
+    Names,
+    Threads,
     Unused,
     decode_leniently,
     printable,
 )
-from loaderdoctor.trace.interned import Names, Threads
 from loaderdoctor.trace.source import BYTES_PER_NAME
 
 # Annotations of torch.profiler that the TensorBoard plugin's dialect (and torch < 1.12) files

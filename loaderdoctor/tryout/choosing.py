@@ -13,7 +13,7 @@ import math
 
 from loaderdoctor.facts.own_settings import n_changes
 from loaderdoctor.tryout import elimination, windows
-from loaderdoctor.tryout.known import Done, Known, Round, Window
+from loaderdoctor.tryout.rounds import Done, Known, Round, Window
 from loaderdoctor.tryout.trials import Trial
 from loaderdoctor.tryout.windows import MIN_ROUNDS, Plan
 

@@ -10,7 +10,7 @@ from statistics import fmean
 
 from loaderdoctor.estimate import MIN_CYCLES
 from loaderdoctor.tryout.comparing import Boundaries, Compared, by_speed, compared
-from loaderdoctor.tryout.known import Done, Known, Round, Window
+from loaderdoctor.tryout.rounds import Done, Known, Round, Window
 from loaderdoctor.tryout.windows import MIN_ROUNDS, Cost, measured_whole
 from loaderdoctor.units import NS_PER_S
 

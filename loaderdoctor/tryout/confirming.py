@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from loaderdoctor.estimate import MIN_GAIN_SHARE
 from loaderdoctor.tryout import elimination, windows
-from loaderdoctor.tryout.known import Done, Known, Round, Window
 from loaderdoctor.tryout.ranking import MIN_PAIRS, Ranking
+from loaderdoctor.tryout.rounds import Done, Known, Round, Window
 from loaderdoctor.tryout.trials import Trial
 from loaderdoctor.tryout.windows import MIN_STEPS, WINDOW_S, Plan
 

@@ -21,9 +21,9 @@ from typing import Literal
 from loaderdoctor.estimate import MIN_GAIN_SHARE, Noise
 from loaderdoctor.tryout import windows
 from loaderdoctor.tryout.comparing import EQUAL_SHARE, widening
-from loaderdoctor.tryout.known import Done, Known, Round, Window
 from loaderdoctor.tryout.ranking import MIN_PAIRS, Ranking
 from loaderdoctor.tryout.results import Result
+from loaderdoctor.tryout.rounds import Done, Known, Round, Window
 from loaderdoctor.tryout.windows import GRID_ROUNDS, MIN_ROUNDS, WINDOW_S, Cost
 
 # Simulated (half of what windows differ by does not shrink with their length): a tenth of a grid's

@@ -6,17 +6,28 @@ better than it is, so ties allow for the number of trials compared, and the cand
 of those tied with the best) has its gain over the loop's own settings measured in confirmation
 windows taken after it was chosen, next to the best of the rounds. Those decide whether it is
 recommended, or another that is less simple.
+
+Simpler are, in this order: the fewest differences from what the loop does now, each a line to write
+and to explain; then the fewest workers, which is the least memory; then the fewest batches in
+flight. A change of the loop's own code counts as two differences, since an argument of the loader
+is one. Nothing of that depends on what was measured, so two sweeps of one loop agree.
+
+Equally fast are those that are not shown to be `SIMPLER_SHARE` slower than the fastest. Which trial
+happens to be the fastest of many that are alike, noise decides: where windows vary much, all that
+noise can explain must count, or each sweep recommends another (`benchmarks/repeat_sweep.py`).
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import fmean
+from statistics import fmean, median
 
 from loaderdoctor.estimate import MIN_GAIN_SHARE, ByRound, Estimate, Noise
-from loaderdoctor.settings import Settings
+from loaderdoctor.facts.own_settings import meaning
+from loaderdoctor.settings import AXES_BY_NAME, Settings
 from loaderdoctor.tryout.comparing import (
     ONE_MACHINE,
     BaselineRatio,
@@ -32,9 +43,17 @@ from loaderdoctor.tryout.results import (
     size_factor,
     wall_samples,
 )
-from loaderdoctor.tryout.simplicity import SIMPLER_SHARE, equally_fast, simplest
 from loaderdoctor.tryout.trials import Measurement, Trial
 
+# What is that much slower than the fastest, beyond what noise explains, is as good where it is
+# simpler. Of 20 simulated sweeps of four loops whose windows vary by 2 %, 20 agreed with others of
+# their loop; at 0.03 it was 19, and 15 where the value alone decided as soon as intervals were
+# narrow: the fastest of many looks faster than it is.
+SIMPLER_SHARE = 0.05
+# Lines in the training loop, against one argument of a call.
+IN_LOOP = 2
+
+Complexity = tuple[int, int, int, str]
 # With fewer confirmation pairs than this the paired rounds speak (see `gain`).
 MIN_PAIRS = 3
 # Of what the fastest gains, a simpler setting must itself have shown this part, whatever noise
@@ -51,6 +70,42 @@ SURELY = 1.5
 # Beside it, and of a gain there, by this much: 95 % of one look is less of one after each round.
 # At a noise of 20 %, 5 of 40 simulated sweeps of a loop that nothing helps named a setting without.
 AFTER_EACH = 1.25
+
+
+def needed_changes(settings: Settings, own: Settings) -> Settings:
+    """What must be written to get `settings`: without what the loop has, and torch's defaults."""
+    full = meaning(settings, own)
+    kept = {}
+    for name, value in settings.changed().items():
+        without = meaning(replace(settings, **{name: None}), own)
+        if without != full:
+            kept[name] = value
+    return Settings(**kept)  # type: ignore[arg-type]
+
+
+@functools.lru_cache(maxsize=4096)
+def complexity(settings: Settings, own: Settings) -> Complexity:
+    """Smaller is simpler; equal only for settings with one label."""
+    full, changes = meaning(settings, own), needed_changes(settings, own).changed()
+    weight = sum(1 if AXES_BY_NAME[name].where == "DataLoader" else IN_LOOP for name in changes)
+    return weight, full.num_workers or 0, full.queue_length, settings.label()
+
+
+def equally_fast(best_ms: float, slower: Mapping[int, Estimate], *, wider: float) -> frozenset[int]:
+    """Of trials, by index, with how much slower they are than the fastest: the equally fast ones.
+
+    One interval, the usual one of all, `wider` for the number of comparisons: an interval of few
+    rounds is itself uncertain, and which trials it ties would change from sweep to sweep.
+    """
+    margins = [one.margin for one in slower.values() if one.bounded]
+    usual_ms = wider * median(margins) if margins else float("inf")
+    limit_ms = SIMPLER_SHARE * best_ms + usual_ms
+    return frozenset(index for index, one in slower.items() if one.value <= limit_ms)
+
+
+def simplest(among: Sequence[Settings], own: Settings) -> int:
+    """The index of the simplest of them. Raises ValueError on none."""
+    return min(range(len(among)), key=lambda i: complexity(among[i], own))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from loaderdoctor.facts.pictures import StepTimeline
 from loaderdoctor.instrument.wire.worker_log import WorkerLog
 from loaderdoctor.instrument.wire.worker_records import read
 from loaderdoctor.instrument.workers import worker
-from loaderdoctor.trace.calibrate import ClockMap
+from loaderdoctor.trace.columns import ClockMap
 from tests.attribution.build import TraceBuilder
 
 Loader = DataLoader[Any]

@@ -14,7 +14,7 @@ from loaderdoctor.sweep.evidence import SweepEvidence
 from loaderdoctor.sweep.report_rows import best_row
 from loaderdoctor.sweep.run import Sweep
 from loaderdoctor.tryout.measuring import Equipment
-from loaderdoctor.tryout.simplicity import needed_changes
+from loaderdoctor.tryout.ranking import needed_changes
 from loaderdoctor.tryout.trials import Options
 from tests.tryout.simulator import SimulatedRun, Truth, observed
 

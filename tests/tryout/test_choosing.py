@@ -12,7 +12,7 @@ from loaderdoctor.tryout.choosing import calibrate, ranked, traced
 from loaderdoctor.tryout.comparing import Boundaries
 from loaderdoctor.tryout.competition import Competition
 from loaderdoctor.tryout.elimination import eliminate
-from loaderdoctor.tryout.known import Done, Known, Loop, Round
+from loaderdoctor.tryout.rounds import Done, Known, Loop, Round
 from loaderdoctor.tryout.trials import Measurement, Options, Phase, Trial
 from loaderdoctor.tryout.windows import MIN_ROUNDS
 from tests.tryout.simulator import observed

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from loaderdoctor.tryout.confirming import MOST_PAIRS, SECOND_CAP, confirmed
-from loaderdoctor.tryout.known import Done, Known, Round
 from loaderdoctor.tryout.ranking import MIN_PAIRS
+from loaderdoctor.tryout.rounds import Done, Known, Round
 from loaderdoctor.tryout.trials import Trial
 from loaderdoctor.tryout.windows import MAX_ROUNDS
 from tests.tryout.test_choosing import asked, known, measured, trials

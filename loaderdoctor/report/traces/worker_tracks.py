@@ -23,8 +23,7 @@ from loaderdoctor.instrument.wire.worker_log import (
     WorkerLog,
     rows_of,
 )
-from loaderdoctor.trace.calibrate import ClockMap
-from loaderdoctor.trace.columns import Category, Trace
+from loaderdoctor.trace.columns import Category, ClockMap, Trace
 from loaderdoctor.units import NS_PER_MS
 
 CATEGORY = "dataloader_worker"

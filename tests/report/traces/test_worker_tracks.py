@@ -18,8 +18,7 @@ from loaderdoctor.instrument.wire.worker_log import WorkerLog, rows_of
 from loaderdoctor.instrument.wire.worker_records import read
 from loaderdoctor.instrument.workers import worker
 from loaderdoctor.report.traces.worker_tracks import CATEGORY, FIRST_OWN_TID, track_events
-from loaderdoctor.trace.calibrate import ClockMap, calibrate
-from loaderdoctor.trace.columns import Trace
+from loaderdoctor.trace.columns import ClockMap, Trace, calibrate
 from loaderdoctor.trace.read import read_trace
 from tests.instrument import worker_cases as cases
 

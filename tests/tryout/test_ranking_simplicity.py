@@ -8,8 +8,7 @@ import pytest
 
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.settings import Settings
-from loaderdoctor.tryout.ranking import Ranking, rank
-from loaderdoctor.tryout.simplicity import equally_fast, simplest
+from loaderdoctor.tryout.ranking import Ranking, equally_fast, rank, simplest
 from loaderdoctor.tryout.trials import Measurement, Trial
 from tests.attribution.builders import window
 

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loaderdoctor.errors import TraceError
-from loaderdoctor.trace.calibrate import calibrate
-from loaderdoctor.trace.columns import Category, Spans, Thread, Trace
+from loaderdoctor.trace.columns import Category, Spans, Thread, Trace, calibrate
 
 
 def trace_of(spans: list[tuple[str, int]]) -> Trace:

@@ -43,7 +43,7 @@ from loaderdoctor.sweep.groups import (
     local_trials,
     split,
 )
-from loaderdoctor.sweep.presets.resolve import Found
+from loaderdoctor.sweep.presets.published import Found
 from loaderdoctor.tryout.trials import Progress, Trial
 
 # Of the budget, for the pairs that confirm the candidate on one node afterwards.

@@ -40,7 +40,7 @@ from loaderdoctor.settings import Settings
 from loaderdoctor.sweep import timings_file
 from loaderdoctor.sweep.evidence import SweepEvidence
 from loaderdoctor.sweep.grid import default_trials
-from loaderdoctor.sweep.presets.resolve import Found
+from loaderdoctor.sweep.presets.published import Found
 from loaderdoctor.sweep.run import Sweep
 from loaderdoctor.sweep.timings_file import Description
 from loaderdoctor.tryout.measuring import Equipment, FreshRuns, OpenFresh

@@ -23,10 +23,9 @@ from loaderdoctor.settings import AXES_BY_NAME
 from loaderdoctor.sweep import grid
 from loaderdoctor.sweep.grid import Means, asked_trials, default_trials, parse_grid
 from loaderdoctor.sweep.presets import find_preset
-from loaderdoctor.sweep.presets.data import STORAGE, rows_with_path
-from loaderdoctor.sweep.presets.loading import LOADER_ONLY
+from loaderdoctor.sweep.presets.loading import LOADER_ONLY, STORAGE, rows_with_path
 from loaderdoctor.sweep.presets.model import Preset
-from loaderdoctor.sweep.presets.resolve import Found, Place, trials_of
+from loaderdoctor.sweep.presets.published import Found, Place, trials_of
 from loaderdoctor.tryout.trials import Options, Row, Trial
 
 DEFAULT_BUDGET_S = 120.0

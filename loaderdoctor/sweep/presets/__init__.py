@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from loaderdoctor.errors import UsageError
-from loaderdoctor.sweep.presets.compute import COMPUTE
-from loaderdoctor.sweep.presets.data import PREPROCESSING, STORAGE
-from loaderdoctor.sweep.presets.ladder import LADDER
-from loaderdoctor.sweep.presets.loading import LOADER_ONLY, PREFETCHERS, REUSE, WORKERS_PINNING
+from loaderdoctor.sweep.presets.compute import COMPUTE, LADDER
+from loaderdoctor.sweep.presets.loading import (
+    LOADER_ONLY,
+    PREFETCHERS,
+    PREPROCESSING,
+    REUSE,
+    STORAGE,
+    WORKERS_PINNING,
+)
 from loaderdoctor.sweep.presets.model import Preset
 from loaderdoctor.sweep.presets.who_is_faster import WHO_IS_FASTER
 

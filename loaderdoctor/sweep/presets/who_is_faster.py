@@ -8,8 +8,17 @@ from __future__ import annotations
 
 from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.sweep.presets.figures import Figures
-from loaderdoctor.sweep.presets.judge import all_hold, faster, grows, mean_change, slower, unchanged
-from loaderdoctor.sweep.presets.model import Claim, Judged, Preset
+from loaderdoctor.sweep.presets.model import (
+    Claim,
+    Judged,
+    Preset,
+    all_hold,
+    faster,
+    grows,
+    mean_change,
+    slower,
+    unchanged,
+)
 from loaderdoctor.tryout.trials import Row
 
 PORTIONS = (0.1, 0.4, 0.7)

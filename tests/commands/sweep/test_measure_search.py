@@ -12,7 +12,7 @@ from loaderdoctor.errors import UsageError
 from loaderdoctor.instrument.command.launch_config import Target as Script
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep import timings_file
-from loaderdoctor.sweep.presets.resolve import Found
+from loaderdoctor.sweep.presets.published import Found
 from loaderdoctor.tryout.trials import Trial
 from tests.tryout.simulator import observed
 

@@ -18,8 +18,14 @@ from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.presets import PRESETS, find_preset
 from loaderdoctor.sweep.presets.figures import Figures
 from loaderdoctor.sweep.presets.model import Preset
-from loaderdoctor.sweep.presets.published import claim_rows, preset_rows, row_settings
-from loaderdoctor.sweep.presets.resolve import Found, Place, trials_of
+from loaderdoctor.sweep.presets.published import (
+    Found,
+    Place,
+    claim_rows,
+    preset_rows,
+    row_settings,
+    trials_of,
+)
 from loaderdoctor.sweep.presets.who_is_faster import MATRIX, PORTIONS, WHO_IS_FASTER
 from loaderdoctor.sweep.report_rows import trial_rows
 from loaderdoctor.sweep.run import Sweep

@@ -9,7 +9,8 @@ import pytest
 from loaderdoctor.estimate import Estimate, Noise
 from loaderdoctor.sweep.presets import find_preset
 from loaderdoctor.sweep.presets.figures import Change, change_of_peaks, mean_of
-from loaderdoctor.sweep.presets.judge import (
+from loaderdoctor.sweep.presets.model import (
+    Judged,
     all_hold,
     faster,
     is_lower,
@@ -17,7 +18,6 @@ from loaderdoctor.sweep.presets.judge import (
     slower,
     unchanged,
 )
-from loaderdoctor.sweep.presets.model import Judged
 
 NOISE = "not separable from noise"
 

@@ -216,6 +216,7 @@ def said_by(report: dict[str, Any]) -> dict[str, Any]:
         "bound_share": shares.get(bound) if bound in ("copy", "host") else None,
         "input": shares.get("input"),
         "claim": asdict(claim) if claim is not None else None,
+        "n_rounds": ablation.get("n_rounds"),
         "wait_ms": (seen.get("wait") or [None])[0],
         "findings": [f"{f['kind']} {f['severity']}" for f in report["findings"]],
         "warnings": [w["kind"] for w in report["warnings"]],

@@ -75,8 +75,8 @@ def lacks_rounds(severity: VerdictSeverity, facts: Facts, evidence: LoopEvidence
     """
     if len(evidence.rounds) >= MIN_ROUNDS:
         return False
-    if evidence.rounds:
-        return is_open(severity, facts)
+    if evidence.rounds:  # whatever the verdict is of
+        return is_open(severity, facts) or is_open("none", facts)
     return _no_time(evidence) and severity in ("none", "uncertain")
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from loaderdoctor.attribution.claims import claimed
+from loaderdoctor.diagnosis.analysis import analyse
 from loaderdoctor.diagnosis.run import Diagnosis
 from loaderdoctor.diagnosis.seconds import DiagnosisOptions
-from loaderdoctor.diagnosis.unsettled import unsettled
+from loaderdoctor.diagnosis.unsettled import lacks_rounds, unsettled
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts.loop import Mechanisms
 from loaderdoctor.instrument.wire.protocol import Ended, ProfilerSchedule
@@ -256,6 +257,20 @@ def test_rounds_enough_need_no_second_cap(
     diagnosed(script_run, tmp_path, budget_s=budget_s, say=said.append)
     assert said == []
     assert script_run.now_s <= budget_s
+
+
+def test_a_share_is_open_too_where_the_verdict_is_of_something_else(tmp_path: Path) -> None:
+    made = diagnosed(slow(700.0), tmp_path, budget_s=45.0)
+    evidence = made.evidence
+    assert evidence is not None
+    enough = analyse(evidence, tmp_path / "workers")
+    assert not lacks_rounds("high", enough.facts, evidence)
+    del evidence.rounds[1:]
+    one = analyse(evidence, tmp_path / "workers")
+    assert lacks_rounds("high", one.facts, evidence)
+    evidence.rounds.clear()
+    none = analyse(evidence, tmp_path / "workers")
+    assert not lacks_rounds("none", none.facts, evidence)  # not for want of time
 
 
 def test_a_loop_too_slow_for_any_round_is_not_called_healthy_without_a_word(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def run(
         for i in range(N)
     )
     ns = tuple(round(i * ms * 1e6) for i in range(n + 1))
-    return CheckedRun(steps=steps, step_ns=ns, ended="stopped", n_warm_up=N)
+    return CheckedRun(steps=steps, step_ns=ns, ended="stopped")
 
 
 def proved(before: Sequence[float], after: Sequence[float], **changed: object) -> Proof:

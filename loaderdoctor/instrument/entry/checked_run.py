@@ -227,7 +227,6 @@ class _Recorder:
             steps=tuple(CheckedStep(inputs=i, loss=_total(losses)) for i, losses in self._steps),
             step_ns=timed,
             ended="stopped" if stopped else "script-ended",
-            n_warm_up=len(self._steps) + len(self._step_ns) - len(timed),
             draws_fixed=self._fixed is None or not self._fixed.beside,
             draws_repeated=self._fixed is not None and self._fixed.repeated,
             epoch_ended=self._fixed.epoch_ended if self._fixed is not None else None,

@@ -158,7 +158,6 @@ def sums_of(steps: Steps, typical_ns: float) -> Sums:
         wait_ns=int(wait[plain].sum()) if wait is not None else None,
         n_starts=int(starts.sum()),
         starts_ns=int(steps.took_ns[starts].sum()),
-        starts_wait_ns=int(wait[starts].sum()) if wait is not None else 0,
         n_gaps=int(gaps.sum()),
         gaps_ns=int(steps.took_ns[gaps].sum()),
         n_besides=int(besides.sum()),

@@ -43,7 +43,6 @@ class Sums(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     # Steps that hold the start of an epoch: iterator made, workers started, first batch.
     n_starts: int = 0
     starts_ns: int = 0
-    starts_wait_ns: int = 0
     # From the fetch that found the epoch over to the next epoch's first.
     n_gaps: int = 0
     gaps_ns: int = 0
@@ -85,14 +84,6 @@ class Dry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     copy_ns: int = 0
 
 
-class QueueFill(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Batches that were ready when the loop was looked at, against those asked for ahead."""
-
-    n_looks: int = 0
-    n_ready: int = 0
-    n_asked: int = 0
-
-
 class GpuLook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One GPU of those that the run uses, as NVML tells it."""
 
@@ -118,7 +109,6 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     io_pressure: float | None = None
     memory_pressure: float | None = None
     read_bytes_per_s: float | None = None  # from block devices, by the run's processes
-    received_bytes_per_s: float | None = None  # by the machine's network interfaces, but loopback
     workers_bytes: int | None = None  # PSS of the processes below the training ones
     run_bytes: int | None = None  # of all of the run
     # Without files and shared memory, known at every look: what workers have grown by since they

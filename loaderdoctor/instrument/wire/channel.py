@@ -184,7 +184,6 @@ class CheckedRun(msgspec.Struct, frozen=True, kw_only=True):
     steps: tuple[CheckedStep, ...]
     step_ns: tuple[int, ...]
     ended: Literal["stopped", "script-ended"]
-    n_warm_up: int  # steps before the timed ones, the checked ones included
     # Of a run with fixed draws: whether they were. In a thread beside the loop they can't be, whose
     # draws of the same generators come whenever they come.
     draws_fixed: bool = True

@@ -29,10 +29,10 @@ ALLOWED = {
         "pickle",
     ): "a snapshot, for torch's own viewer",
     (
-        "instrument/dataset/one_input.py",
+        "instrument/dataset/dataset_tree.py",
         "exec",
     ): "a method of the user's running dataset, its AST changed",
-    ("instrument/dataset/one_input.py", "compile"): "the same",
+    ("instrument/dataset/dataset_tree.py", "compile"): "the same",
     ("instrument/entry/main_script.py", "exec"): "the script that the user named",
     ("instrument/entry/main_script.py", "compile"): "the same",
 }

@@ -15,9 +15,15 @@ from torch import Tensor
 from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.batches.batch_tree import rebuild, tensors
 from loaderdoctor.instrument.batches.h2d import ToDevice
-from loaderdoctor.instrument.dataset.dataset_tree import kind_of, replaced, shapes_in, some_samples
+from loaderdoctor.instrument.dataset.dataset_tree import replaced
 from loaderdoctor.instrument.dataset.draws import put_back
-from loaderdoctor.instrument.dataset.own_copy import looked_at, own_copy
+from loaderdoctor.instrument.dataset.own_copy import (
+    kind_of,
+    looked_at,
+    own_copy,
+    shapes_in,
+    some_samples,
+)
 from loaderdoctor.instrument.workers.transform_probe import find_composes
 
 # Conversions: without them a sample is another thing. By class name, since torchvision's first

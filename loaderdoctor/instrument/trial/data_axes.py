@@ -32,8 +32,8 @@ from loaderdoctor.instrument.dataset.dataset_files import (
     redirected,
     tmpfs_place,
 )
+from loaderdoctor.instrument.dataset.dataset_tree import making_only
 from loaderdoctor.instrument.dataset.loading_threads import check_threads
-from loaderdoctor.instrument.dataset.one_input import making_only
 from loaderdoctor.instrument.dataset.rows import as_it_is, kept_batches, row_batches
 from loaderdoctor.instrument.dataset.transforms import Normaliser, as_bytes, without_augmentation
 from loaderdoctor.instrument.system import memory

@@ -155,12 +155,16 @@ class watching:  # noqa: N801 - a context manager, called like a function
         self._script_run.stop()
 
     def _measure(self, diagnosis: Diagnosis) -> None:
-        script_run = self._script_run
-        try:
-            diagnosis.measure(script_run.wait_observed())
-        except TrainingBeganError:  # which it does once
+        while not self._measured(diagnosis):  # each once a run
             diagnosis.start_over()
-            diagnosis.measure(script_run.wait_observed())
+
+    def _measured(self, diagnosis: Diagnosis) -> bool:
+        """Whether it holds: not where training only then began, or went on with another loader."""
+        try:
+            diagnosis.measure(self._script_run.wait_observed())
+        except TrainingBeganError:
+            return False
+        return True
 
     def _end(self, *, failed: bool) -> None:
         session, hooks, deciding = self._session, self._hooks, self._deciding

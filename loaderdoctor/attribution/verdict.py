@@ -118,7 +118,7 @@ def judge_run(facts: Facts) -> tuple[Bound, VerdictSeverity]:
         return "unknown", "none"
     if facts.shares is None:
         return "unknown", "none"
-    values, low = of_wall(facts), _low_of_wall(facts)
+    values, low = _with_elsewhere(of_wall(facts), _low_of_wall(facts), facts)
     bound, severity = _largest(values, low)
     host_low = _bound(low, "host")
     if bound == "host" and host_low is not None:
@@ -207,6 +207,27 @@ def of_wall(facts: Facts) -> dict[str, float | None]:
             scaled[name] = max(0.0, known - within)
             within = max(0.0, within - known)
     return {**scaled, "outside": wall.outside_share}
+
+
+def _with_elsewhere(
+    values: dict[str, float | None], low: Mapping[str, float] | None, facts: Facts
+) -> tuple[dict[str, float | None], Mapping[str, float] | None]:
+    """The same of all that trains, where other loaders' passes do too.
+
+    They wait as was counted, and the rest of their time is taken for like the rest of the step.
+    With an accelerator nothing tells what of their waits is hidden: the verdict is of the step.
+    """
+    wall = facts.wall
+    if wall is None or not wall.elsewhere_ms or facts.step is None or facts.step.clock == "device":
+        return values, low
+    waits = wall.elsewhere_wait_ms / (wall.total_ms + wall.elsewhere_ms)
+    scale = wall.total_ms / (wall.total_ms + wall.elsewhere_ms)
+    own = (values["input"] or 0.0) * scale
+    rest = 1.0 - (values["input"] or 0.0)
+    more = (1.0 - own - waits) / rest if rest > 0.0 else 0.0
+    joined = {k: None if v is None else v * more for k, v in values.items()}
+    input_low = (low or {}).get("input", values["input"] or 0.0) * scale + waits
+    return {**joined, "input": own + waits}, {**(low or {}), "input": input_low}
 
 
 def _low_of_wall(facts: Facts) -> Mapping[str, float] | None:

@@ -7,6 +7,7 @@ nothing of ours changed. What was seen too rarely to know its period has none.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 from loaderdoctor.facts.loop import OutsideFacts, StepFacts, WallFacts
 from loaderdoctor.facts.shares import MODERATE_SHARE
@@ -29,7 +30,8 @@ def wall_facts(record: WallRecord | None, step: StepFacts | None) -> WallFacts |
     """All of the time, spread over the training steps; None without an account or a step."""
     if record is None or step is None:
         return None
-    parts = [_part(one, record, step) for one in record.outside if one.n_timed]
+    seen = [_part(one, record, step) for one in record.outside if one.n_timed]
+    parts = [part for part in seen if part.what != "training"]
     crossing_s = _rest_of_crossing_s(record, step)
     if crossing_s is not None and crossing_s < 0.0:
         parts = _no_more_than_seen(parts, record, crossing_s)
@@ -43,6 +45,7 @@ def wall_facts(record: WallRecord | None, step: StepFacts | None) -> WallFacts |
         step_ms=step.wall_ms.value,
         outside=tuple(sorted(kept, key=lambda p: -(p.ms_per_step or 0.0))),
         n_steps=record.n_steps,
+        elsewhere=tuple(part for part in seen if part.what == "training"),
     )
 
 
@@ -50,7 +53,7 @@ def _part(one: OutsideRecord, record: WallRecord, step: StepFacts) -> OutsideFac
     at_epoch_end = 2 * one.n_at_epoch_end > one.n
     is_pass = one.what == "pass"
     return OutsideFacts(
-        what="validation" if is_pass else "saving",
+        what=_what(one) if is_pass else "saving",
         site=one.site,
         seconds=_seconds(one),
         n=one.n,
@@ -61,6 +64,16 @@ def _part(one: OutsideRecord, record: WallRecord, step: StepFacts) -> OutsideFac
         n_batches=one.n_batches / one.n_timed if is_pass else None,
         with_grad=is_pass and 2 * one.n_with_grad > one.n_batches,
     )
+
+
+def _what(one: OutsideRecord) -> Literal["training", "gradients", "validation"]:
+    """What passes over a loader are for, by what follows most of their batches.
+
+    One that the loop leaves early may be followed by work on the next batch of another loader.
+    """
+    if 2 * one.n_worked <= one.n_batches:
+        return "validation"
+    return "training" if one.n_stepped else "gradients"
 
 
 def _seconds(one: OutsideRecord) -> float:

@@ -111,8 +111,10 @@ class NewShapeFacts:
 class OutsideFacts:
     """What the run pays for outside its training steps, of one kind and place."""
 
-    what: Literal["validation", "saving", "other"]
-    site: str | None  # LoaderRecord.id of a validation loader; where saving is called
+    # "training": steps on another loader than the one whose steps were measured; "gradients": a
+    # pass with backward passes and no optimizer's step.
+    what: Literal["training", "gradients", "validation", "saving", "other"]
+    site: str | None  # LoaderRecord.id of the pass's loader; where saving is called
     seconds: float  # one pass, one save, or the rest behind one step
     n: int  # seen
     every_steps: float | None  # training steps from one to the next; None: seen too rarely to know
@@ -135,6 +137,8 @@ class WallFacts:
     step_ms: float  # StepFacts.wall_ms: within the epoch, and the loader's boundaries
     outside: tuple[OutsideFacts, ...]  # the largest first; those of unknown period last
     n_steps: int  # that were watched
+    # Passes of the same run that train on other loaders: in none of the sums here.
+    elsewhere: tuple[OutsideFacts, ...] = ()
 
     @property
     def outside_ms(self) -> float:
@@ -145,6 +149,18 @@ class WallFacts:
     def total_ms(self) -> float:
         """All of the time, a training step."""
         return self.step_ms + sum(p.ms_per_step or 0.0 for p in self.outside if not p.in_steps)
+
+    @property
+    def elsewhere_ms(self) -> float:
+        """Training on other loaders, a step on this one, as far as it is known."""
+        return sum(p.ms_per_step or 0.0 for p in self.elsewhere if not p.in_steps)
+
+    @property
+    def elsewhere_wait_ms(self) -> float:
+        """Of it, getting batches."""
+        return sum(
+            (p.ms_per_step or 0.0) * (p.wait_share or 0.0) for p in self.elsewhere if not p.in_steps
+        )
 
     @property
     def own_ms(self) -> float:

@@ -46,7 +46,11 @@ from loaderdoctor.findings.rules.new_shapes import (
     compute_depends_on_new_shapes,
     recompilation,
 )
-from loaderdoctor.findings.rules.outside import pass_before_training, time_outside_steps
+from loaderdoctor.findings.rules.outside import (
+    pass_before_training,
+    time_outside_steps,
+    trains_elsewhere,
+)
 from loaderdoctor.findings.rules.saturated import (
     cpu_saturated_workers,
     overhead_bound_loader,
@@ -114,6 +118,7 @@ RULES: tuple[Rule, ...] = (
     launch_bound,
     work_between_steps,
     time_outside_steps,
+    trains_elsewhere,
     cold_storage,
     many_small_files,
     latency_bound_storage,
@@ -357,10 +362,13 @@ def find(facts: Facts) -> tuple[Finding, ...]:
     return with_aspects(ordered, facts)
 
 
+_OF_ALL_TIME = frozenset({Kind.TIME_OUTSIDE_STEPS, Kind.TRAINS_ELSEWHERE})
+
+
 def of_whole_wall(finding: Finding, facts: Facts) -> Finding:
     """No graver than its part of all the run's time, of which the step may be a small one."""
     wall = facts.wall
-    if wall is None or finding.share is None or finding.kind is Kind.TIME_OUTSIDE_STEPS:
+    if wall is None or finding.share is None or finding.kind in _OF_ALL_TIME:
         return finding
     if wall.total_ms <= wall.step_ms or finding.severity in (Severity.NONE, Severity.LOW):
         return finding

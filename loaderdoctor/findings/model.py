@@ -77,6 +77,7 @@ class Kind(str, Enum):
     BIAS_BEFORE_BATCHNORM = "bias-before-batchnorm"
     PADDING_WASTE = "padding-waste"
     TIME_OUTSIDE_STEPS = "time-outside-steps"
+    TRAINS_ELSEWHERE = "trains-elsewhere"
 
 
 class Severity(str, Enum):

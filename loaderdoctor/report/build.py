@@ -347,7 +347,12 @@ def _cpu(facts: Facts) -> Cpu | None:
 def _wall(facts: WallFacts | None) -> Wall | None:
     if facts is None:
         return None
-    return _like(Wall, facts, outside=tuple(_like(Outside, x) for x in facts.outside))
+    return _like(
+        Wall,
+        facts,
+        outside=tuple(_like(Outside, x) for x in facts.outside),
+        elsewhere=tuple(_like(Outside, x) for x in facts.elsewhere),
+    )
 
 
 def _finding(finding: Finding) -> model.Finding:

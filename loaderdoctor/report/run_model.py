@@ -152,7 +152,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 class Outside(msgspec.Struct, frozen=True, kw_only=True):
     """What the run pays for outside its training steps, of one kind and place."""
 
-    what: Literal["validation", "saving", "other"]
+    what: Literal["training", "gradients", "validation", "saving", "other"]
     site: str | None
     ms_per_step: float | None  # spread over the training steps; None: too few seen to know
     seconds: float  # each
@@ -174,6 +174,7 @@ class Wall(msgspec.Struct, frozen=True, kw_only=True):
     outside_share: float  # of total_ms
     n_steps: int  # that were watched
     outside: tuple[Outside, ...]  # the largest first
+    elsewhere: tuple[Outside, ...] = ()  # training on other loaders: in none of the sums
 
 
 class Cpu(msgspec.Struct, frozen=True, kw_only=True):

@@ -151,6 +151,35 @@ def test_the_largest_of_all_the_time_is_the_verdict(facts: Any, bound: str, seve
     assert judge_run(facts) == (bound, severity)
 
 
+def elsewhere(ms: float, wait_share: float, *, in_steps: bool = False) -> WallFacts:
+    """Next to a step of 10 ms, so much of training on another loader."""
+    part = OutsideFacts(
+        what="training", site="tune.py:9", seconds=ms / 100, n=20, every_steps=10,
+        wait_share=wait_share, n_batches=10, in_steps=in_steps,
+    )  # fmt: skip
+    return WallFacts(step_ms=10.0, outside=(), n_steps=200, elsewhere=(part,))
+
+
+@pytest.mark.parametrize(
+    ("clock", "input_", "wall", "bound", "severity"),
+    [
+        ("host", 0.0, elsewhere(10.0, 0.8), "input", "high"),  # 8 of 20
+        ("host", 0.0, elsewhere(10.0, 0.05), "compute", "none"),
+        ("host", 0.0, elsewhere(10.0, 0.8, in_steps=True), "compute", "none"),
+        ("host", 0.3, elsewhere(10.0, 0.0), "input", "moderate"),  # 3 of 20
+        ("host", 0.3, elsewhere(10.0, 0.3), "input", "high"),
+        ("device", 0.0, elsewhere(10.0, 0.8), "compute", "none"),  # what of it is hidden?
+    ],
+)
+def test_waits_of_other_loaders_that_train_count_where_nothing_hides_them(
+    clock: Literal["device", "host"], input_: float, wall: WallFacts, bound: str, severity: str
+) -> None:
+    facts = with_exposed(input_=input_, wall=wall) if input_ else healthy(wall=wall)
+    assert facts.step is not None
+    facts = replace(facts, step=replace(facts.step, clock=clock))
+    assert judge_run(facts) == (bound, severity)
+
+
 def test_shares_of_all_the_time_sum_to_one() -> None:
     for known in (outside(40.0), outside(5.0, in_steps=True)):
         values = of_wall(with_exposed(input_=0.3, wall=known))

@@ -135,12 +135,9 @@ def measure(
         say(f"waiting for the first steps of {target.name}")
         _wait_warm(script_run, START_TIMEOUT_S)
         loop = _Loop(asked, trace_dir, script_run, opener(asked, trace_dir))
-        try:
-            return loop.measure(say, show, watch)
-        except TrainingBeganError:  # which it does once
-            say("training begins only now: what was measured so far does not count")
+        while (evidence := loop.measured(say, show, watch)) is None:  # each once a run
             _wait_warm(script_run, START_TIMEOUT_S)
-            return loop.measure(say, show, watch)
+        return evidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +148,19 @@ class _Loop:
     trace_dir: Path
     script_run: RepeatedRun
     open_process: OpenFresh
+
+    def measured(
+        self,
+        say: Callable[[str], None],
+        show: Show,
+        watch: Callable[[SweepEvidence], Show],
+    ) -> SweepEvidence | None:
+        """As `measure`; None where training only then began, or went on with another loader."""
+        try:
+            return self.measure(say, show, watch)
+        except TrainingBeganError as why:
+            say(f"{why}: what was measured so far does not count")
+            return None
 
     def measure(
         self,

@@ -65,7 +65,7 @@ def time_outside_steps(facts: Facts) -> Finding | None:
         kind=Kind.TIME_OUTSIDE_STEPS,
         severity=severity(wall.outside_share, wall.low_share),
         share=wall.outside_share,
-        loader=first.site if first.what == "validation" else None,
+        loader=first.site if first.what in ("validation", "gradients") else None,
         summary=(
             f"{fmt.number(wall.outside_ms)} of {fmt.ms(total_ms)} a training step lie outside the "
             f"steps. {listed[:1].upper()}{listed[1:]}.{_sampled_words(place)}"
@@ -102,7 +102,7 @@ def _worth_advice(parts: Sequence[OutsideFacts], wall: WallFacts) -> list[Outsid
 
 
 def _advice(part: OutsideFacts, facts: Facts) -> str:
-    if part.what == "validation":
+    if part.what in ("validation", "gradients"):
         return _validation_advice(part, facts)
     if part.what == "saving":
         return (
@@ -130,6 +130,9 @@ def _sampled_words(place: LoopPlace | None) -> str:
     return f" Most of it is in {sentence_of(place)} ({words})."
 
 
+_NAMES = {"other": "other work of the loop", "gradients": "a pass with backward passes"}
+
+
 class Seen(Protocol):
     """Part of the wall, as facts and report have it."""
 
@@ -149,7 +152,7 @@ class Seen(Protocol):
 
 def named(part: Seen) -> str:
     """`validation (train.py:57)`."""
-    what = "other work of the loop" if part.what == "other" else part.what
+    what = _NAMES.get(part.what, part.what)
     return f"{what} ({part.site})" if part.site is not None else what
 
 
@@ -173,25 +176,87 @@ def _every(n_steps: float) -> str:
 
 def _validation_advice(part: OutsideFacts, facts: Facts) -> str:
     """What shortens the passes of this loader, by what they do."""
-    record = next((x for x in facts.loaders if x.id == part.site), None)
     waits = (part.wait_share or 0.0) >= WAITS_SHARE
     advice = []
     if waits:
-        waited = f"a pass waits {fmt.share(part.wait_share)} of its time for batches"
-        if record is None or not record.settings.num_workers:
-            advice.append(f"Give this loader workers (num_workers, persistent_workers): {waited}.")
-        elif not record.settings.persistent_workers:
-            advice.append(
-                f"Keep its workers from pass to pass (persistent_workers=True): {waited}."
-            )
-        else:
-            advice.append(f"Give this loader more workers: {waited}.")
+        advice.append(_workers_advice(part, facts))
+    if part.what == "gradients":
+        advice.append("Do it less often, or on part of the data.")
+        return " ".join(advice)
     if part.with_grad:
         advice.append("Run it under torch.no_grad(): gradients are recorded for nothing.")
     if not waits:
         advice.append("Validate with larger batches, as nothing is kept for a backward pass.")
     advice.append("Validate less often, or on part of the data.")
     return " ".join(advice)
+
+
+def _workers_advice(part: OutsideFacts, facts: Facts) -> str:
+    """For a loader whose passes wait for batches."""
+    record = next((x for x in facts.loaders if x.id == part.site), None)
+    waited = f"a pass waits {fmt.share(part.wait_share)} of its time for batches"
+    if record is None or not record.settings.num_workers:
+        return f"Give this loader workers (num_workers, persistent_workers): {waited}."
+    if not record.settings.persistent_workers:
+        return f"Keep its workers from pass to pass (persistent_workers=True): {waited}."
+    return f"Give this loader more workers: {waited}."
+
+
+def trains_elsewhere(facts: Facts) -> Finding | None:
+    """Another loader's passes train as well, and none of the shares are of their steps.
+
+    Decides on: passes whose batches are followed by an optimizer's step, and how often they come;
+    the share is what they wait for batches, of all the training's time.
+    Abstains: no such pass was seen, or its batches belong to the steps that were measured. With an
+    accelerator its waits may be hidden: then the share is not known, and it is a hint.
+    Fooled by: a pass whose optimizer steps train something else than the model.
+    """
+    wall = facts.wall
+    parts = [p for p in wall.elsewhere if not p.in_steps] if wall is not None else []
+    if wall is None or not parts:
+        return None
+    first = max(parts, key=lambda p: p.ms_per_step or 0.0)
+    all_ms = wall.total_ms + wall.elsewhere_ms
+    hidden = facts.step is None or facts.step.clock == "device"
+    wait = None if hidden else wall.elsewhere_wait_ms / all_ms
+    told = "; ".join(_trains_words(part) for part in parts)
+    whole = f", {fmt.share(wall.elsewhere_ms / all_ms)} of the time," if wall.elsewhere_ms else ""
+    return Finding(
+        kind=Kind.TRAINS_ELSEWHERE,
+        severity=Severity.LOW if wait is None or wait < MODERATE_SHARE else severity(wait, None),
+        share=wait,
+        loader=first.site,
+        summary=(
+            f"Steps are taken on other loaders too{whole} and are not in the step above: {told}."
+        ),
+        evidence={
+            "seconds_each": first.seconds,
+            "every_n_steps": first.every_steps,
+            "n_seen": first.n,
+            "n_batches": first.n_batches,
+            "wait_share": first.wait_share,
+            "elsewhere_ms_per_step": wall.elsewhere_ms,
+        },
+        advice=(
+            _workers_advice(first, facts)
+            if (first.wait_share or 0.0) >= WAITS_SHARE and wait is not None
+            else "To measure these steps, let a run train on that loader alone."
+        ),
+    )
+
+
+def _trains_words(part: OutsideFacts) -> str:
+    """`tune.py:9 (5 passes of 24 batches, 33 ms a batch, 20 ms of it for getting it)`."""
+    n = part.n_batches or 0.0
+    each = ""
+    if n:
+        ms = part.seconds * 1e3 / n
+        each = f", {fmt.ms(ms)} a batch"
+        if part.wait_share is not None:
+            each += f", {fmt.ms(ms * part.wait_share)} of it to get it"
+    passes = fmt.count(part.n, "pass", "passes")
+    of = fmt.count(round(n), "batch", "batches")
+    return f"{part.site} ({passes} of {of}{each})"
 
 
 def pass_before_training(facts: Facts) -> Finding | None:

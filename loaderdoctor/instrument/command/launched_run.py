@@ -57,7 +57,7 @@ Start = Callable[[LaunchConfig, int | None], MeasuringProcess]
 
 
 class TrainingBeganError(LoaderdoctorError):
-    """Training began only now: all that was measured is of a pass before it, and void.
+    """Training began only now, or goes on with another loader: all that was measured is void.
 
     No RunError, which a measurement may survive: whoever drives the run waits for the loop again.
     """
@@ -113,7 +113,7 @@ class Heard:
     """What a measured loop has said so far."""
 
     observed: Observed | None = None
-    void: bool = False  # training began since: what was observed no longer holds
+    void: str | None = None  # why what was observed no longer holds: training began since
     ended: Ended | None = None
     notes: list[Note] = field(default_factory=list)
     no_dataloader: NoDataLoader | None = None
@@ -123,9 +123,9 @@ class Heard:
     def hear(self, message: FromRun) -> None:
         if isinstance(message, Observed):
             self.observed, self.n_steps = message, message.n_steps_so_far
-            self.void = False
+            self.void = None
         elif isinstance(message, TrainingBegan):
-            self.observed, self.void = None, True
+            self.observed, self.void = None, _why_void(message)
         elif isinstance(message, WindowDone):
             self.done[message.id] = message
         elif isinstance(message, Note):
@@ -139,17 +139,23 @@ class Heard:
 
     def settled(self, requests: Sequence[WindowRequest]) -> bool:
         """Whether no more of these windows will come."""
-        over = self.ended is not None or self.void
+        over = self.ended is not None or self.void is not None
         return over or all(one.id in self.done for one in requests)
 
     def check_observed(self) -> None:
         """Raises TrainingBeganError where what was observed no longer holds."""
-        if self.void:
-            raise TrainingBeganError("training began only now")
+        if self.void is not None:
+            raise TrainingBeganError(self.void)
 
     def windows(self, requests: Sequence[WindowRequest]) -> list[WindowDone]:
         """Those of the windows that have come, in this order."""
         return [self.done[one.id] for one in requests if one.id in self.done]
+
+
+def _why_void(message: TrainingBegan) -> str:
+    if message.loader is None:
+        return "training begins only now"
+    return f"training goes on with another loader ({message.loader})"
 
 
 def start_measuring(launch_config: LaunchConfig, stdout: int | None) -> MeasuringProcess:

@@ -193,13 +193,13 @@ class RankGroup(LaunchedRun):
 
     def _any_void(self) -> bool:
         """Whether training began on any rank: it does on all of them, if not at one moment."""
-        self.void = any(m.void for m in self.connections)
-        if self.void:
+        self.void = next((m.void for m in self.connections if m.void is not None), None)
+        if self.void is not None:
             self.observed = self._first_warm_s = None
             for m in self.connections:
                 if m.observed is not None and not m.observed.trains:
                     m.observed = None
-        return self.void
+        return self.void is not None
 
     def _send(self, message: Stop) -> None:
         if not message.to_end and message.at_step is None:
@@ -317,7 +317,7 @@ class RankGroup(LaunchedRun):
         if not measured:
             return None
         self.observed = measured[0].observed
-        self._first_warm_s, self.void = self._first_warm_s or now, False
+        self._first_warm_s, self.void = self._first_warm_s or now, None
         given_up = self.ended is not None or now > self._first_warm_s + MISSING_S
         return self.observed if given_up or len(measured) == self._n_ranks() else None
 

@@ -50,6 +50,7 @@ class Hooks:
         self._loop = Loop(session)
         self._replaced: list[tuple[Any, str, Any, Any]] = []  # owner, name, original, ours
         self._handle: Any = None
+        self._torchs_backward: Any = None
         self._watch = ImportWatch(
             {
                 _AUTOGRAD: self._hook_autograd,
@@ -86,6 +87,12 @@ class Hooks:
             Hooks._left.remove(self)
         if self._replaced:
             Hooks._left.append(self)
+
+    def hear_backward(self) -> None:
+        """Put the backward hook back, where it was taken out and nobody else's is in its place."""
+        module = sys.modules[_AUTOGRAD]
+        if module.__dict__["backward"] is self._torchs_backward:
+            self._hook_autograd(module)
 
     def remove_backward(self) -> None:
         """Take only the backward hook out: the step is known and needs it no more."""
@@ -129,6 +136,7 @@ class Hooks:
         self._handle = module.register_optimizer_step_post_hook(stepped)
 
     def _hook_autograd(self, module: ModuleType) -> None:
+        self._torchs_backward = module.__dict__["backward"]
         self._replace(module, "backward", self._wrap_backward)
 
     def _hook_torch(self, module: ModuleType) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from loaderdoctor.instrument.session.feed import FEED, Feed, LightIterator
 from loaderdoctor.instrument.session.loader_state import N_DESCRIBED, LoaderState
 from loaderdoctor.instrument.session.roles import (
+    MIN_WORKED,
     REPLAYED,
     Definition,
     ReplayWatch,
@@ -169,9 +170,14 @@ class Loop:
         if definition is None:
             session.roles.fetched(loader, start)
         elif loader.role == "other" and thread == definition.thread:
+            with_grad = not without_grad()
             session.wall.fetched(
-                loader.id, start, end, with_grad=_with_grad(), n_steps=session.n_steps
+                loader.id, start, end, with_grad=with_grad, n_steps=session.n_steps
             )
+            if with_grad:  # what it is for: validation has no backward pass
+                window.hears_work = True
+                self._replay.fetched_other()
+                session.hooks.hear_backward()
         if window.watch_batch is not None:
             window.watch_batch(batch)
         shapes = loader.shapes
@@ -185,8 +191,11 @@ class Loop:
             self._describe(loader, batch)
         elif shapes is not None and window.fetches is None:  # nobody times this step
             shapes.glance(batch)
-        if window.marks is not None and feed.quick is None:
-            self._quicken(feed)
+        if window.marks is not None:
+            if feed.quick is None:
+                self._quicken(feed)
+            elif loader.role == "train":
+                window.hears_work = session.optimizer_marks is not None
         return batch
 
     def _quicken(self, feed: Feed) -> None:
@@ -237,6 +246,10 @@ class Loop:
         if get_ident() != definition.thread:
             return
         if definition.tick == "fetch":
+            if session.wall.eventful:
+                session.wall.worked(stepped=optimizer is not None)
+                if self._follow(definition):
+                    return
             if optimizer is not None and self._replay.worked(id(optimizer)):
                 session.note(BATCHES_REPLAYED, f"{definition.clock.id}: {REPLAYED}")
                 session.definition = replace(definition, tick="optimizer", optimizer=id(optimizer))
@@ -281,6 +294,7 @@ class Loop:
         session.n_steps += 1
         if session.wall.eventful:
             session.wall.boundary(now, session.n_steps)
+            self._leave_backward(session.definition)
         count = session.window.count
         if count is not None and count(now):
             return
@@ -315,9 +329,21 @@ class Loop:
         session.defined(definition)
         session.n_steps = definition.clock.n_fetches
         session.device = training_device(self._optimizer_device)
-        if definition.trains and definition.tick != "backward":
-            session.hooks.remove_backward()
+        self._leave_backward(definition)
         return definition
+
+    def _leave_backward(self, definition: Definition | None) -> None:
+        """Hear of no backward pass while nothing but steps of known loaders is under way."""
+        if definition is not None and definition.trains and definition.tick != "backward":
+            self._session.hooks.remove_backward()
+
+    def _follow(self, definition: Definition) -> bool:
+        """Whether training has gone on to another loader, which is followed from now on."""
+        session = self._session
+        elsewhere = session.wall.trained_elsewhere() if definition.trains else None
+        if elsewhere is None or elsewhere[1] < MIN_WORKED:
+            return False
+        return session.follow(elsewhere[0], perf_counter_ns())
 
     def _ran_out(self, feed: Feed, start: int) -> None:
         session = self._session
@@ -367,9 +393,3 @@ class Loop:
             self._session.note(
                 "batch-not-described", f"{loader.id}: {type(error).__name__}: {error}"
             )
-
-
-def _with_grad() -> bool:
-    import torch  # the script's to import first
-
-    return torch.is_grad_enabled()

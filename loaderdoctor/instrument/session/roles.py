@@ -263,6 +263,10 @@ class ReplayWatch:
         """The step's loader is about to fetch."""
         self._ran_out = False
 
+    def fetched_other(self) -> None:
+        """Another loader gave a batch to train on: what follows it is of that."""
+        self._n = 0
+
     def worked(self, optimizer: int) -> bool:
         """An optimizer (its id) stepped: whether batches are being replayed, told once."""
         if not self._ran_out:

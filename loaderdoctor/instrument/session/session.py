@@ -9,6 +9,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Generator
 from pathlib import Path
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from loaderdoctor.instrument.session.feed import Torch
@@ -20,6 +21,7 @@ from loaderdoctor.instrument.session.script_process import StopTraining, exit_af
 from loaderdoctor.instrument.session.wall_account import WallAccount
 from loaderdoctor.instrument.wire.channel import Link
 from loaderdoctor.instrument.wire.protocol import (
+    LOADER_CHANGED,
     Ended,
     FromRun,
     Note,
@@ -28,11 +30,15 @@ from loaderdoctor.instrument.wire.protocol import (
     WindowRequest,
 )
 from loaderdoctor.instrument.wire.records import BoundaryRecord, PassRecord, ScriptRecord
+from loaderdoctor.units import NS_PER_S
 
 if TYPE_CHECKING:
     import torch
 
 Driver = Generator[None, int, None]
+# A pass over another loader that trains lasts so long before training is taken to go on with it.
+MIN_PHASE_S = 2.0
+MAX_PHASE_S = 10.0
 # Of one process's records of single batches in a run that is recorded to its end: those of some
 # thousand batches, which findings rest on.
 RECORDS_BYTES = 2_000_000
@@ -46,6 +52,8 @@ class Installed(Protocol):
     """Our hooks in torch (`hooks.Hooks`)."""
 
     def remove(self, *, but_epochs: bool = False) -> None: ...
+
+    def hear_backward(self) -> None: ...
 
     def remove_backward(self) -> None: ...
 
@@ -95,8 +103,11 @@ class Session:
         self.patient = patient
         self.passes: PassLog | None = PassLog()  # None: training has begun
         self.before_training: tuple[PassRecord, ...] = ()
+        self._passes_before: tuple[PassRecord, ...] = ()  # of them, before the loader changed
         self.roles = RoleObserver(self.passes, patient=patient)
         self.definition: Definition | None = None
+        self._defined_ns = 0
+        self._changed_loader = False  # training went on with another loader: followed once a run
         self.device: torch.device | None = None
         self.boundaries: list[BoundaryRecord] = []
         self.n_steps = 0
@@ -160,7 +171,8 @@ class Session:
         passes = self.passes
         assert passes is not None
         but = None if definition.trains else definition.clock
-        self.before_training = passes.records(but=but)
+        self.before_training = (*self._passes_before, *passes.records(but=but))
+        self._defined_ns = perf_counter_ns()
         if definition.trains:
             self.passes = None
 
@@ -173,7 +185,36 @@ class Session:
         assert passes is not None
         if driver is not None and driver.gi_running:  # type: ignore[attr-defined]
             return False
-        self.send(TrainingBegan())
+        self._forget(TrainingBegan(), passes)
+        return True
+
+    def follow(self, loader: str, now: int) -> bool:
+        """Start over with this loader if training has left the one that feeds the step for it.
+
+        A pass as long as all that was watched before it, or ten seconds, is another phase: passes
+        by turns come back sooner, or are most of it. Ranks would each decide for themselves.
+        """
+        definition, began_ns = self.definition, self.wall.began_ns
+        assert definition is not None
+        watched_s = (began_ns - self._defined_ns) / NS_PER_S
+        lasts_s = (now - began_ns) / NS_PER_S
+        if lasts_s < max(MIN_PHASE_S, min(watched_s, MAX_PHASE_S)):
+            return False
+        if self._changed_loader or self.group or self.recording is not None:
+            return False
+        self._changed_loader = True
+        self.note(
+            LOADER_CHANGED,
+            f"{definition.clock.id} fed the first {self.n_steps} steps, {loader} those that "
+            "followed: the figures are of these.",
+        )
+        self._passes_before = self.before_training
+        self.passes = PassLog()
+        self._forget(TrainingBegan(loader=loader), self.passes)
+        return True
+
+    def _forget(self, why: TrainingBegan, passes: PassLog) -> None:
+        self.send(why)
         self._close_driver()
         self.close_window()
         for state in self.registry.states:
@@ -182,7 +223,6 @@ class Session:
         self.wall = self._new_account()
         self.optimizer_marks = []
         self.roles = RoleObserver(passes, patient=self.patient)
-        return True
 
     # ------------------------------------------------------------ endings
 

@@ -37,6 +37,8 @@ class _Sum:
     wait_ns: int = 0
     n_batches: int = 0
     n_with_grad: int = 0
+    n_worked: int = 0
+    n_stepped: int = 0
 
 
 @dataclass(slots=True)
@@ -48,6 +50,10 @@ class _Pass:
     wait_ns: int = 0
     n_batches: int = 0
     n_with_grad: int = 0
+    n_worked: int = 0
+    n_stepped: int = 0
+    fed: bool = False  # its last batch may yet be followed by work
+    steps: bool = False  # and by an optimizer's step
     body_ns: int = 0  # what the loop has done with its last batch
     longest_ns: int = 0  # the most it did with one before
 
@@ -124,6 +130,7 @@ class WallAccount:
         self._charge(end, waited=True)
         one.n_batches += 1
         one.n_with_grad += with_grad
+        one.fed = one.steps = with_grad
         self.eventful = True
 
     def ran_out(self, site: str, start: int, now: int, *, n_steps: int) -> None:
@@ -141,6 +148,21 @@ class WallAccount:
             self._end(last, n_steps)
         self._end(one, n_steps)
         self._current = self._open[-1] if self._open else None
+
+    def worked(self, *, stepped: bool) -> None:
+        """A backward pass, or an optimizer stepped: on all that such passes have fetched since."""
+        for one in self._open:
+            one.n_worked += one.fed
+            one.n_stepped += stepped and one.steps
+            one.fed = False
+            one.steps = one.steps and not stepped
+
+    def trained_elsewhere(self) -> tuple[str, int] | None:
+        """The loader whose batches the pass that is under way trains on, and how many so far."""
+        one = max(self._open, key=lambda p: p.n_worked, default=None)
+        if one is None or not one.n_stepped or 2 * one.n_worked <= one.n_batches:
+            return None
+        return one.site, one.n_worked
 
     def saved(self, site: str, start: int, end: int, *, n_steps: int) -> None:
         """The loop saved something."""
@@ -216,6 +238,8 @@ class WallAccount:
                     wait_ns=found.wait_ns,
                     n_batches=found.n_batches,
                     n_with_grad=found.n_with_grad,
+                    n_worked=found.n_worked,
+                    n_stepped=found.n_stepped,
                 )
                 for (what, site), found in self._sums.items()
             ),
@@ -254,6 +278,8 @@ class WallAccount:
             found.wait_ns += one.wait_ns
             found.n_batches += one.n_batches
             found.n_with_grad += one.n_with_grad
+            found.n_worked += one.n_worked
+            found.n_stepped += one.n_stepped
         self._count(found, one.took_ns, n_steps)
 
     def _count(self, found: _Sum, took_ns: int, n_steps: int) -> None:

@@ -71,6 +71,7 @@ SCRIPT_ENDED = "the script ended during this window"
 
 # Note.kind of a loop whose loader ran out, and which replays the batches of that epoch.
 BATCHES_REPLAYED = "batches-replayed"
+LOADER_CHANGED = "loader-changed"
 
 # Ready.id of a rank that waits for its peers before the stop.
 RENDEZVOUS = -1
@@ -245,8 +246,11 @@ class Observed(Message, frozen=True, kw_only=True, omit_defaults=True):
 class TrainingBegan(Message, frozen=True, kw_only=True, omit_defaults=True):
     """What was observed and measured so far was no training, which began just now.
 
+    Or it was of a loader that is no longer trained with (`loader` then names the one that is).
     Windows under way are void; another Observed follows once its loop is warm.
     """
+
+    loader: str | None = None
 
 
 class WindowDone(Message, frozen=True, kw_only=True, omit_defaults=True):

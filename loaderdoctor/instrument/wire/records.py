@@ -262,6 +262,8 @@ class OutsideRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     wait_ns: int = 0  # of it, getting batches: the iterator's creation and `__next__`
     n_batches: int = 0  # of those timed
     n_with_grad: int = 0  # of these, fetched while gradients were enabled
+    n_worked: int = 0  # of those, followed by a backward pass or an optimizer's step
+    n_stepped: int = 0  # of those, followed by an optimizer's step before the next batch
 
 
 class WallRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -60,7 +60,7 @@ def causes(findings: Sequence[Finding]) -> tuple[Cause, ...]:
 
 def share_words(finding: Finding) -> str:
     """`33 % of the step`; of all the time where the finding is about what lies outside."""
-    outside = finding.kind == Kind.TIME_OUTSIDE_STEPS.value
+    outside = finding.kind in (Kind.TIME_OUTSIDE_STEPS.value, Kind.TRAINS_ELSEWHERE.value)
     return f"{fmt.share(finding.share)} of {'all the time' if outside else 'the step'}"
 
 

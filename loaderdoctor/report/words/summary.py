@@ -151,6 +151,13 @@ def _sentence(
         if (silent := stands_still(facts, findings)) is not None:
             return silent
         return f"{_threads(findings)}{uncertain_sentence(bound, facts, step_ms, unsettled)}"
+    waits = next((f for f in findings if f.kind is Kind.TRAINS_ELSEWHERE), None)
+    if (
+        bound == "input"
+        and waits is not None
+        and (waits.share or 0.0) > (facts.share(bound) or 0.0)
+    ):
+        return f"{waits.summary} {waits.advice}"
     cost = _cost(bound, facts, step_ms)
     threads = _threads(findings)  # say what they cost themselves
     causes = [f for f in findings if f.kind in _OF_BOUND[bound] and not _disproved(f)]

@@ -11,7 +11,7 @@ from loaderdoctor.facts.loop import OutsideFacts, WallFacts
 from loaderdoctor.facts.loop_lines import CodeLine, LoopLineFacts, LoopPlace
 from loaderdoctor.findings.find import find
 from loaderdoctor.findings.model import Kind, Severity
-from loaderdoctor.findings.rules.outside import outside_words, time_outside_steps
+from loaderdoctor.findings.rules.outside import outside_words, time_outside_steps, trains_elsewhere
 from tests.findings.builders import healthy, loader, step, with_exposed
 from tests.findings.case import Case, fires, stays_silent
 
@@ -23,12 +23,22 @@ SAVING = OutsideFacts(what="saving", site="train.py:30", seconds=1.0, n=3, every
 OTHER = OutsideFacts(
     what="other", site=None, seconds=0.5, n=2, every_steps=100, at_epoch_end=True
 )  # fmt: skip
+TRAINING = OutsideFacts(
+    what="training", site="tune.py:9", seconds=0.2, n=4, every_steps=20, wait_share=0.6,
+    n_batches=20.0, with_grad=True,
+)  # fmt: skip
+ON_HOST = step(clock="host")
 ONCE = replace(VALIDATION, n=1, every_steps=None)
 
 
 def wall(*parts: OutsideFacts) -> WallFacts:
     """Next to a step of 10 ms."""
     return WallFacts(step_ms=10.0, outside=parts, n_steps=300)
+
+
+def also(*parts: OutsideFacts) -> WallFacts:
+    """The same, and training elsewhere."""
+    return WallFacts(step_ms=10.0, outside=(), n_steps=300, elsewhere=parts)
 
 
 CASES = (
@@ -62,6 +72,23 @@ CASES = (
             "how often it comes": healthy(wall=wall(ONCE)),
         },
     ),
+    Case(
+        rule=trains_elsewhere,
+        ill=healthy(step=ON_HOST, wall=also(TRAINING)),
+        share=6 / 20,
+        severity=Severity.HIGH,
+        evidence={"n_seen": 4, "n_batches": 20.0, "wait_share": 0.6, "elsewhere_ms_per_step": 10.0},
+        says=(
+            "Steps are taken on other loaders too, 50 % of the time, and are not in the step",
+            "tune.py:9 (4 passes of 20 batches, 10.0 ms a batch, 6.00 ms of it to get it)",
+            "Give this loader workers",
+        ),
+        silent={
+            "validation": healthy(step=ON_HOST, wall=wall(VALIDATION)),
+            "in each step": healthy(step=ON_HOST, wall=also(replace(TRAINING, in_steps=True))),
+        },
+        missing={"the wall": healthy()},
+    ),
 )
 
 test_the_rule_fires = fires(CASES)
@@ -89,6 +116,18 @@ def test_advice_on_validation_fits_what_its_passes_do() -> None:
     assert "no_grad" not in advice(VALIDATION)
     assert "no_grad" in advice(replace(VALIDATION, with_grad=True))
     assert "workers" not in advice(VALIDATION)
+
+
+def test_a_pass_of_backward_passes_is_not_told_to_leave_them_out() -> None:
+    told = advice(replace(VALIDATION, what="gradients", with_grad=True))
+    assert "no_grad" not in told and "less often" in told
+
+
+def test_of_training_elsewhere_on_a_device_the_cost_is_not_claimed() -> None:
+    found = trains_elsewhere(healthy(step=step(clock="device"), wall=also(TRAINING)))
+    assert found is not None
+    assert (found.share, found.severity) == (None, Severity.LOW)
+    assert "workers" not in (found.advice or "")
 
 
 def test_what_was_seen_once_is_uncertain() -> None:

@@ -1,0 +1,182 @@
+"""What passes over loaders that do not feed the step do, and training that goes on with one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from loaderdoctor.attribution.wall import wall_facts
+from loaderdoctor.instrument.session import session
+from loaderdoctor.instrument.wire.protocol import (
+    BATCHES_REPLAYED,
+    LOADER_CHANGED,
+    Observed,
+    TrainingBegan,
+)
+from loaderdoctor.instrument.wire.records import OutsideRecord
+from tests.findings.builders import step
+from tests.instrument.watched import Trainer, Watched, loader_of, request, watch
+
+N_EPOCHS = 6
+LONG = request(1, "plain", n_steps=10_000)  # the loop is watched to its end
+Pass = Callable[[DataLoader[Any], Trainer], None]
+
+
+def trains(loader: DataLoader[Any], trainer: Trainer) -> None:
+    for x, _y in loader:
+        trainer.step(x)
+
+
+def accumulates(loader: DataLoader[Any], trainer: Trainer) -> None:
+    for n, (x, _y) in enumerate(loader):
+        trainer.model(x).sum().backward()
+        if n % 4 == 3:
+            trainer.optimizer.step()
+
+
+def trains_with_two(loader: DataLoader[Any], trainer: Trainer) -> None:
+    other = torch.optim.SGD(trainer.model.parameters(), lr=1e-4)
+    for x, _y in loader:
+        trainer.step(x)
+        other.step()
+
+
+def forgets_no_grad(loader: DataLoader[Any], trainer: Trainer) -> None:
+    for x, _y in loader:
+        trainer.model(x).sum().item()
+
+
+def without_grad(loader: DataLoader[Any], trainer: Trainer) -> None:
+    with torch.no_grad():
+        forgets_no_grad(loader, trainer)
+
+
+def only_gradients(loader: DataLoader[Any], trainer: Trainer) -> None:
+    for x, _y in loader:
+        torch.autograd.backward(trainer.model(x).sum())
+
+
+def by_turns(of_other: Pass, n_batches: int = 24) -> Watched:
+    usual, other, trainer = loader_of(24), loader_of(n_batches), Trainer()
+
+    def loop() -> None:
+        for _ in range(N_EPOCHS):
+            trains(usual, trainer)
+            of_other(other, trainer)
+        trains(usual, trainer)
+
+    return watch(loop, LONG)
+
+
+@pytest.mark.parametrize(
+    ("of_other", "n_worked", "n_stepped", "what"),
+    [
+        (trains, 24, 24, "training"),
+        (accumulates, 24, 6, "training"),
+        (trains_with_two, 24, 24, "training"),
+        (forgets_no_grad, 0, 0, "validation"),
+        (without_grad, 0, 0, "validation"),
+        (only_gradients, 24, 0, "gradients"),
+    ],
+)
+def test_a_pass_is_what_follows_its_batches(
+    of_other: Pass, n_worked: int, n_stepped: int, what: str
+) -> None:
+    torchs = torch.autograd.backward
+    run = by_turns(of_other)
+    assert torch.autograd.backward is torchs
+    wall = run.ended.wall
+    assert wall is not None
+    (told,) = wall.outside
+    assert (told.n, told.n_batches) == (N_EPOCHS, 24 * N_EPOCHS)
+    assert (told.n_worked, told.n_stepped) == (n_worked * N_EPOCHS, n_stepped * N_EPOCHS)
+    assert told.n_with_grad == (0 if of_other is without_grad else told.n_batches)
+    facts = wall_facts(wall, step())
+    assert facts is not None
+    parts = [part for part in (*facts.outside, *facts.elsewhere) if part.site == told.site]
+    assert [part.what for part in parts] == [what]
+    assert bool(facts.elsewhere) == (what == "training")
+    assert BATCHES_REPLAYED not in {note.kind for note in run.notes}
+    assert not [m for m in run.sent if isinstance(m, TrainingBegan)]
+
+
+def test_a_validation_left_early_does_not_train_by_the_step_behind_it() -> None:
+    usual, other, trainer = loader_of(48), loader_of(24), Trainer()
+
+    def loop() -> None:
+        for n, (x, _y) in enumerate(usual):
+            if n > 20 and n % 4 == 0:
+                for i, (v, _y) in enumerate(other):
+                    trainer.model(v)
+                    if i == 3:
+                        break
+            trainer.step(x)
+
+    wall = watch(loop, LONG).ended.wall
+    assert wall is not None
+    (told,) = wall.outside
+    assert told.n_batches == 4 * told.n
+    assert told.n_worked == told.n  # their last batches': of the step, as far as that can be told
+    facts = wall_facts(wall, step())
+    assert facts is not None and facts.outside[0].what == "validation"
+
+
+def two_phases(n_first: int) -> Watched:
+    first, second, trainer = loader_of(n_first), loader_of(60), Trainer()
+
+    def loop() -> None:
+        trains(first, trainer)
+        for _ in range(4):
+            trains(second, trainer)
+
+    return watch(loop, request(1, "no_input", n_steps=2000))
+
+
+def test_training_that_goes_on_with_another_loader_is_followed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session, "MIN_PHASE_S", 0.0)
+    monkeypatch.setattr(session, "MAX_PHASE_S", 0.0)
+    run = two_phases(40)
+    kinds = [type(m) for m in run.sent if isinstance(m, (Observed, TrainingBegan))]
+    assert kinds == [Observed, TrainingBegan, Observed]
+    after = [m for m in run.sent if isinstance(m, Observed)][-1]
+    assert [(x.n_samples, x.role) for x in after.loaders] == [(80, "other"), (120, "train")]
+    (began,) = [m for m in run.sent if isinstance(m, TrainingBegan)]
+    assert began.loader == after.loaders[1].id
+    (told,) = [note for note in run.notes if note.kind == LOADER_CHANGED]
+    assert after.loaders[0].id in told.text and after.loaders[1].id in told.text
+    assert all(s.substitute.source is None for s in run.session.registry.states)
+
+
+def test_a_short_pass_that_trains_is_not_followed() -> None:
+    run = two_phases(40)  # 240 steps of far less than two seconds
+    assert not [m for m in run.sent if isinstance(m, TrainingBegan)]
+    assert LOADER_CHANGED not in {note.kind for note in run.notes}
+
+
+def test_a_pass_by_turns_is_shorter_than_what_was_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "MIN_PHASE_S", 0.0)
+    usual, other, trainer = loader_of(40), loader_of(8), Trainer()
+
+    def slowly(loader: DataLoader[Any]) -> None:
+        for x, _y in loader:
+            trainer.step(x)
+            time.sleep(0.002)
+
+    def loop() -> None:
+        for _ in range(3):
+            slowly(usual)
+            slowly(other)
+        slowly(usual)
+
+    run = watch(loop, LONG)
+    assert not [m for m in run.sent if isinstance(m, TrainingBegan)]
+    assert run.ended.wall is not None
+    (told,) = run.ended.wall.outside
+    assert isinstance(told, OutsideRecord) and told.n_stepped == 24

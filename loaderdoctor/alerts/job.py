@@ -303,8 +303,9 @@ class History:
     def _known_outside(self, wall: WallRecord | None) -> tuple[float, float]:
         if wall is None:
             return 0.0, 0.0
-        passes = sum(o.timed_ns for o in wall.outside if o.what == "pass") / NS_PER_S
-        saves = sum(o.timed_ns for o in wall.outside if o.what == "save") / NS_PER_S
+        passes_ns = sum(o.timed_ns for o in wall.outside if o.what == "pass" and not o.trains)
+        saves_ns = sum(o.timed_ns for o in wall.outside if o.what == "save")
+        passes, saves = passes_ns / NS_PER_S, saves_ns / NS_PER_S
         before, self._outside = self._outside, (passes, saves)
         return max(0.0, passes - before[0]), max(0.0, saves - before[1])
 

@@ -296,6 +296,8 @@ class PauseWatch:
         n, took_ns = one.n - before.n, one.timed_ns - before.timed_ns
         share = took_ns / max(1, recorded_ns)
         least = SAVING_SHARE if one.what == "save" else PASSES_SHARE
+        if one.trains:
+            return None  # no pause
         if key in self._told or n < MIN_VISITS or one.n_visits < MIN_VISITS or share < least:
             return None
         self._told.add(key)

@@ -67,13 +67,10 @@ def _part(one: OutsideRecord, record: WallRecord, step: StepFacts) -> OutsideFac
 
 
 def _what(one: OutsideRecord) -> Literal["training", "gradients", "validation"]:
-    """What passes over a loader are for, by what follows most of their batches.
-
-    One that the loop leaves early may be followed by work on the next batch of another loader.
-    """
-    if 2 * one.n_worked <= one.n_batches:
+    """What passes over a loader are for, by what follows most of their batches."""
+    if not one.works:
         return "validation"
-    return "training" if one.n_stepped else "gradients"
+    return "training" if one.trains else "gradients"
 
 
 def _seconds(one: OutsideRecord) -> float:

@@ -6,6 +6,7 @@ from typing import Literal
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from loaderdoctor.alerts.job import MAX_ROWS, Account, History
 from loaderdoctor.instrument.wire.beats import Dry, Sums
@@ -78,6 +79,13 @@ def test_passes_and_saves_are_told_apart_from_other_work_between_epochs() -> Non
     account = History(1000.0).beat(beat(0, wall=WallRecord(n_steps=100, outside=outside)))
     assert (account.validation_s, account.saving_s) == (0.5, 0.1)
     assert account.other_s == pytest.approx(0.2)
+
+
+def test_passes_that_train_on_another_loader_are_no_validation() -> None:
+    trains = structs.replace(outside_of("pass", 5 * NS // 10), n_batches=4, n_worked=4, n_stepped=4)
+    account = History(1000.0).beat(beat(0, wall=WallRecord(n_steps=100, outside=(trains,))))
+    assert account.validation_s == 0.0
+    assert account.other_s == pytest.approx(0.8)
 
 
 def test_with_an_accelerator_only_the_wait_that_leaves_it_dry_is_input() -> None:

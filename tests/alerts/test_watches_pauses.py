@@ -23,6 +23,7 @@ def beats(
     before: int = 0,
     wait_share: float = 0.0,
     in_steps: bool = False,
+    trains: bool = False,
 ) -> list[Alert]:
     """A minute of beats of 2 s, 100 steps each; so long a save or a pass every so many seconds."""
     watch, told = PauseWatch(), []
@@ -38,6 +39,9 @@ def beats(
             n_timed=n,
             timed_ns=int(n * took_s * NS),
             wait_ns=int(n * took_s * NS * wait_share),
+            n_batches=n,
+            n_worked=n if trains else 0,
+            n_stepped=n if trains else 0,
         )
         told += watch.beat(
             Beat(
@@ -76,3 +80,7 @@ def test_short_ones_and_those_before_the_recording_are_not() -> None:
     assert not beats("save", took_s=0.05)
     assert not beats("save", took_s=2.0, every_s=100.0, before=50)
     assert not beats("save", took_s=0.4, in_steps=True)  # part of every step
+
+
+def test_passes_that_train_are_no_pause() -> None:
+    assert not beats("pass", took_s=1.5, wait_share=0.8, trains=True)

@@ -265,6 +265,19 @@ class OutsideRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     n_worked: int = 0  # of those, followed by a backward pass or an optimizer's step
     n_stepped: int = 0  # of those, followed by an optimizer's step before the next batch
 
+    @property
+    def works(self) -> bool:
+        """Whether most batches of these passes are followed by a backward pass or a step.
+
+        One that the loop leaves early may be followed by work on the next batch of another loader.
+        """
+        return 2 * self.n_worked > self.n_batches
+
+    @property
+    def trains(self) -> bool:
+        """Whether these passes are training, of batches that are not the step's."""
+        return self.works and self.n_stepped > 0
+
 
 class WallRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where the loop's time went besides its steps, since the loop was watched; host times.

@@ -143,7 +143,7 @@ def timed_run(
         end(process)
     output = (folder / "output").read_text(errors="replace")
     ended = Ended(code=code, output=output, seconds=time.monotonic() - began, plain=plain)
-    return timing_in(folder, PLAIN), timing_in(folder, READY) if ready else None, ended
+    return *(pair_in(folder) if ready else (timing_in(folder, PLAIN), None)), ended
 
 
 def _replaced(file: Path) -> bool:
@@ -187,6 +187,15 @@ def timing_in(folder: Path, state: int, *, least: int = LEAST_STEPS) -> Timing |
         if (timing := timing_of(file.read_text(), state, least=least))
     ]
     return max(found, key=lambda timing: timing.n_steps, default=None)
+
+
+def pair_in(folder: Path) -> tuple[Timing | None, Timing | None]:
+    """As it is and with ready batches, of one process where one was seen in both states."""
+    texts = [file.read_text() for file in folder.glob("*.txt")]
+    each = [(timing_of(text, PLAIN), timing_of(text, READY)) for text in texts]
+    both = [(plain, ready) for plain, ready in each if plain is not None and ready is not None]
+    apart = timing_in(folder, PLAIN), timing_in(folder, READY)
+    return max(both, key=lambda pair: pair[0].n_steps) if both else apart
 
 
 def timing_of(text: str, state: int, *, least: int = LEAST_STEPS) -> Timing | None:

@@ -132,6 +132,20 @@ def test_the_share_is_what_ready_batches_save_and_its_noise_what_runs_differ_by(
     assert apart.noise == pytest.approx(0.2)
 
 
+def test_a_process_is_compared_with_itself_where_several_train(tmp_path: Path) -> None:
+    def one(name: str, plain_s: float, ready_s: float, n: int) -> None:
+        text = lines_of(plain_s, 0.0, n=n, state=PLAIN)
+        (tmp_path / name).write_text(text + lines_of(ready_s, 0.0, n=60, state=READY, iterator=2))
+
+    one("a.txt", 0.1, 0.04, 40)
+    one("b.txt", 0.2, 0.08, 30)
+    plain, ready = public_truth.pair_in(tmp_path)
+    assert (plain.step_ms, ready.step_ms) == (pytest.approx(100), pytest.approx(40))
+    (tmp_path / "a.txt").write_text(lines_of(0.1, 0.0, n=40, state=PLAIN))
+    plain, ready = public_truth.pair_in(tmp_path)
+    assert (plain.step_ms, ready.step_ms) == (pytest.approx(200), pytest.approx(80))
+
+
 def test_a_process_that_is_slower_in_all_it_does_adds_no_noise() -> None:
     truth = truth_of([(timing_like(100), timing_like(60)), (timing_like(150), timing_like(90))])
     assert (truth.share, truth.noise) == (pytest.approx(0.4), pytest.approx(0.0))

@@ -26,7 +26,7 @@ from typing import Any
 
 from coverage import SERIES, Series, recorded, simulated
 
-from loaderdoctor.diagnosis.seconds import SECOND_CAP
+from loaderdoctor.diagnosis.budget import SECOND_CAP
 from loaderdoctor.diagnosis.verify import Verification, Verifier
 from loaderdoctor.instrument.wire.protocol import (
     Ended,

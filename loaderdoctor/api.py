@@ -26,8 +26,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from loaderdoctor.commands.run.monitor import hooked, monitor
+from loaderdoctor.diagnosis.budget import DiagnosisOptions
 from loaderdoctor.diagnosis.run import Diagnosis
-from loaderdoctor.diagnosis.seconds import DiagnosisOptions
 from loaderdoctor.errors import LoaderdoctorError, RunError, UsageError
 from loaderdoctor.instrument.command.in_process import InProcessRun, LocalLink
 from loaderdoctor.instrument.command.launched_run import TrainingBeganError

@@ -26,14 +26,7 @@ from loaderdoctor.advice.patch import (
     statement_below_imports,
 )
 from loaderdoctor.advice.places import Built, built, flat_dict, iterated, moved_to
-from loaderdoctor.advice.source import (
-    Loop,
-    Source,
-    at_label,
-    called_name,
-    names_in,
-    sources_of,
-)
+from loaderdoctor.advice.source import Loop, Source, at_label, called_name, names_in, sources_of
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.settings import Settings, Value
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from loaderdoctor.advice.candidates import CodeAdvice
-from loaderdoctor.advice.code_advice import code_advice
 from loaderdoctor.advice.ideas import CHANGES
+from loaderdoctor.advice.prescription import code_advice
 from loaderdoctor.facts.host_work import work_between
 from loaderdoctor.facts.shares import HIGH_SHARE, Bound
 from loaderdoctor.facts.trace import only_workers_help

@@ -10,12 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 
-from loaderdoctor.attribution.step import (
-    of_steps_alone,
-    usable,
-    wall_per_window,
-    window_times,
-)
+from loaderdoctor.attribution.step import of_steps_alone, usable, wall_per_window, window_times
 from loaderdoctor.estimate import Estimate, Noise, Sample, mean, paired_difference
 from loaderdoctor.facts.loop import AblationFacts, NewShapeFacts, PageFacts, StepFacts
 from loaderdoctor.facts.shares import Shares

@@ -18,8 +18,8 @@ from loaderdoctor.attribution.cpu import (
 )
 from loaderdoctor.attribution.distortion import without_profiler
 from loaderdoctor.attribution.verdict import few_steps_low
+from loaderdoctor.facts.host_work import LoopLineFacts
 from loaderdoctor.facts.loop import AblationFacts, MachineFacts, StepFacts, WallFacts
-from loaderdoctor.facts.loop_lines import LoopLineFacts
 from loaderdoctor.facts.shares import Hidden, Shares
 from loaderdoctor.facts.trace import TraceFacts
 from loaderdoctor.facts.whole import Facts

@@ -33,7 +33,7 @@ from loaderdoctor.commands.output import (
     share_rules,
 )
 from loaderdoctor.errors import UsageError
-from loaderdoctor.facts.loop_lines import LoopLineFacts
+from loaderdoctor.facts.host_work import LoopLineFacts
 from loaderdoctor.facts.shares import Bound
 from loaderdoctor.facts.trace import TraceFacts
 from loaderdoctor.facts.whole import Facts

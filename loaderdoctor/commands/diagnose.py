@@ -36,9 +36,9 @@ from loaderdoctor.commands.output import (
     exit_code,
     share_rules,
 )
+from loaderdoctor.diagnosis.budget import DiagnosisOptions
 from loaderdoctor.diagnosis.gather import NAME as SNAPSHOT
 from loaderdoctor.diagnosis.run import Diagnosis
-from loaderdoctor.diagnosis.seconds import DiagnosisOptions
 from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.command.endings import built_only
 from loaderdoctor.instrument.command.launch_config import LaunchOptions, Target

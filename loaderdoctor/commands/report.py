@@ -18,17 +18,11 @@ import click
 import msgspec
 
 from loaderdoctor.advice.writing import written
-from loaderdoctor.commands.output import (
-    STDOUT,
-    check_json_target,
-    deliver,
-    exit_code,
-    share_rules,
-)
+from loaderdoctor.commands.output import STDOUT, check_json_target, deliver, exit_code, share_rules
 from loaderdoctor.commands.run.run_files import RECORDED, Loop, Recorded, read_recorded
 from loaderdoctor.commands.run.start import ListenOptions, unjudged
+from loaderdoctor.diagnosis.budget import DiagnosisOptions
 from loaderdoctor.diagnosis.run import Diagnosis
-from loaderdoctor.diagnosis.seconds import DiagnosisOptions
 from loaderdoctor.errors import RunError, UsageError
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts.whole import Facts
@@ -36,13 +30,7 @@ from loaderdoctor.instrument.command.endings import nothing_measured, raise_if_b
 from loaderdoctor.instrument.command.launched_run import OnEvent, ScriptRunLike
 from loaderdoctor.instrument.command.recorded_run import RecordedRun
 from loaderdoctor.instrument.wire.beats import TuningRecord
-from loaderdoctor.instrument.wire.protocol import (
-    Ended,
-    Note,
-    Observed,
-    WindowDone,
-    WindowRequest,
-)
+from loaderdoctor.instrument.wire.protocol import Ended, Note, Observed, WindowDone, WindowRequest
 from loaderdoctor.proving.record import kept_proofs
 from loaderdoctor.report.files import NAME_A_RUN, RunFolder, read_report
 from loaderdoctor.report.model import Recommendation, Report

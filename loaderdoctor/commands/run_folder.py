@@ -15,8 +15,8 @@ from loaderdoctor.attribution.step import usable
 from loaderdoctor.attribution.timeline import step_timelines, timelines_of_window
 from loaderdoctor.attribution.trace_facts import Attributed
 from loaderdoctor.commands.output import progress
-from loaderdoctor.diagnosis.advised import Advised
 from loaderdoctor.diagnosis.analysis import Analysis
+from loaderdoctor.diagnosis.gather import Advised
 from loaderdoctor.diagnosis.run import Diagnosis
 from loaderdoctor.errors import RunError, UsageError
 from loaderdoctor.facts.pictures import SampleTimes, StepTimeline

@@ -10,8 +10,7 @@ from loaderdoctor.advice.code import Written, written_together
 from loaderdoctor.advice.writing import changes_training
 from loaderdoctor.advice.writing import written as written_for
 from loaderdoctor.attribution.verdict import judge_run
-from loaderdoctor.diagnosis.reach import within_reach
-from loaderdoctor.diagnosis.verify import Verification
+from loaderdoctor.diagnosis.verify import Verification, within_reach
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts.own_settings import own_settings_known
 from loaderdoctor.facts.shares import MODERATE_SHARE

@@ -13,32 +13,38 @@ from pathlib import Path
 from loaderdoctor.attribution.cpu import machine_notes
 from loaderdoctor.attribution.pictures import tracks
 from loaderdoctor.attribution.trace_facts import attribute
-from loaderdoctor.diagnosis.advised import Advised, kept_back_s, trace_advised
-from loaderdoctor.diagnosis.analysis import Analysis, analyse, overlay
-from loaderdoctor.diagnosis.first_advice import lacks, loose_lead
-from loaderdoctor.diagnosis.gather import Gatherer, MemoryHistory, history_row, record
-from loaderdoctor.diagnosis.prescribe import not_advised_rows, prescribed_rows, trial_rows
-from loaderdoctor.diagnosis.ranks import GroupAnalysis, analyse_group
-from loaderdoctor.diagnosis.seconds import Allowance, DiagnosisOptions, report_seconds
-from loaderdoctor.diagnosis.unsettled import (
+from loaderdoctor.diagnosis.analysis import Analysis, GroupAnalysis, analyse, analyse_group, overlay
+from loaderdoctor.diagnosis.budget import (
+    Allowance,
+    DiagnosisOptions,
     ended_by_itself,
+    lacks,
     lacks_rounds,
+    loose_lead,
     not_again,
     not_compared,
     not_measured,
     open_beyond,
+    report_seconds,
     unsettled,
 )
+from loaderdoctor.diagnosis.gather import (
+    Advised,
+    Gatherer,
+    MemoryHistory,
+    history_row,
+    kept_back_s,
+    record,
+    trace_advised,
+)
+from loaderdoctor.diagnosis.prescribe import not_advised_rows, prescribed_rows, trial_rows
 from loaderdoctor.diagnosis.verify import Verification, Verifier, loop_trials
 from loaderdoctor.errors import LoaderdoctorError, RunError
 from loaderdoctor.findings.exposure import is_open
 from loaderdoctor.instrument.command.launched_run import ScriptRunLike
 from loaderdoctor.instrument.command.rank_group import RankGroup
 from loaderdoctor.instrument.command.repeated_run import RepeatedRun
-from loaderdoctor.instrument.wire.protocol import (
-    BATCHES_REPLAYED,
-    Observed,
-)
+from loaderdoctor.instrument.wire.protocol import BATCHES_REPLAYED, Observed
 from loaderdoctor.report.build import Judged, RunNotes, Tried, build_report, rank_rows
 from loaderdoctor.report.files import RunFolder
 from loaderdoctor.report.model import Report, ReportWarning
@@ -47,12 +53,7 @@ from loaderdoctor.report.traces.tensorboard import BASELINE, RANKS
 from loaderdoctor.report.words.first_screen import SLOW_START
 from loaderdoctor.report.words.method import of_first_epoch
 from loaderdoctor.trace.read import read_trace
-from loaderdoctor.tryout.ablating import (
-    MAX_LONGER_ROUNDS,
-    MAX_ROUNDS,
-    LoopEvidence,
-    slow_start,
-)
+from loaderdoctor.tryout.ablating import MAX_LONGER_ROUNDS, MAX_ROUNDS, LoopEvidence, slow_start
 from loaderdoctor.tryout.answers import answered
 from loaderdoctor.tryout.measuring import Equipment
 from loaderdoctor.tryout.windows import MIN_ROUNDS, sizes

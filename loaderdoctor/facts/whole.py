@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from loaderdoctor.facts.host_work import LoopLineFacts
 from loaderdoctor.facts.loop import (
     AblationFacts,
     GpuLimitFacts,
@@ -15,7 +16,6 @@ from loaderdoctor.facts.loop import (
     ThreadTrial,
     WallFacts,
 )
-from loaderdoctor.facts.loop_lines import LoopLineFacts
 from loaderdoctor.facts.shares import Hidden, Shares
 from loaderdoctor.facts.trace import TraceFacts
 from loaderdoctor.facts.workers import EdgeFacts, WorkerFacts, WorkerMemoryFacts

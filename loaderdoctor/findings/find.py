@@ -79,11 +79,7 @@ from loaderdoctor.findings.rules.storage import (
     memory_short,
     retried_requests,
 )
-from loaderdoctor.findings.rules.streams import (
-    samples_repeated,
-    shuffle_collapsed,
-    uneven_shards,
-)
+from loaderdoctor.findings.rules.streams import samples_repeated, shuffle_collapsed, uneven_shards
 from loaderdoctor.findings.rules.threads import thread_oversubscription
 from loaderdoctor.findings.rules.worker_memory import worker_memory_grows, workers_copy_dataset
 

@@ -19,7 +19,7 @@ from loaderdoctor import format as fmt
 from loaderdoctor.report.charts.figures import HtmlExtras, Table, charts_of
 from loaderdoctor.report.files import RunFolder, write_bytes
 from loaderdoctor.report.model import Report
-from loaderdoctor.report.words import gpu, run, tables
+from loaderdoctor.report.words import parts, run, tables
 from loaderdoctor.report.words.changes import (
     Change,
     changes_of,
@@ -113,7 +113,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.globals.update(fmt=fmt, gpu=gpu, run_words=run)
+    made.globals.update(fmt=fmt, parts=parts, run_words=run)
     made.filters.update(
         evidence=evidence_words,
         share_words=share_words,
@@ -298,7 +298,7 @@ def _ranges(report: Report) -> Table | None:
     if not report.ranges:
         return None
     return Table(
-        headings=gpu.range_headings(whole_of(report).per), rows=gpu.range_rows(report.ranges)
+        headings=parts.range_headings(whole_of(report).per), rows=parts.range_rows(report.ranges)
     )
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from loaderdoctor.advice.code_advice import code_advice
 from loaderdoctor.advice.fit_code import fitted
 from loaderdoctor.advice.fit_transforms import cached_before
+from loaderdoctor.advice.prescription import code_advice
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.model import Finding, Kind, Severity
 from tests.advice.printed import SCRIPTS, facts_of, marked

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from loaderdoctor.advice.code import written_together
-from loaderdoctor.advice.code_advice import code_advice
 from loaderdoctor.advice.fit_transforms import cached_before, scaled_whole
+from loaderdoctor.advice.prescription import code_advice
 from loaderdoctor.advice.source import unknown_names
 from loaderdoctor.advice.writing import written
 from loaderdoctor.facts.whole import Facts

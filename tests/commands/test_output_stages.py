@@ -63,7 +63,7 @@ def test_a_warning_is_wrapped_between_words_in_a_terminal() -> None:
     assert " ".join(line.strip() for line in lines) == LONG.strip()
 
 
-# Where the first advice lacks a figure that holds at the budget's end (`first_advice`).
+# Where the first advice lacks a figure that holds at the budget's end (`budget.lacks`).
 FOREIGN = re.compile(r"\[[A-Z]\d{4} |[A-Z]+:\d{4}-\d\d-\d\d ")  # torch's logs, on the same terminal
 LONGER = r"first advice (?:is still a prediction|brings is known)"
 

@@ -18,8 +18,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from loaderdoctor.advice.code_advice import code_advice
 from loaderdoctor.advice.ideas import FORMAT_CHANGES
+from loaderdoctor.advice.prescription import code_advice
 from loaderdoctor.attribution.workers import worker_facts
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.facts.workers import LineHotspot, WorkerFacts

@@ -27,11 +27,7 @@ from loaderdoctor.instrument.session.hooks import Hooks
 from loaderdoctor.instrument.session.script_process import place, process_group
 from loaderdoctor.instrument.session.session import Session
 from loaderdoctor.instrument.system.interpreter import user_site
-from loaderdoctor.instrument.wire.channel import (
-    Channel,
-    ConnectionLostError,
-    LaunchConfig,
-)
+from loaderdoctor.instrument.wire.channel import Channel, ConnectionLostError, LaunchConfig
 from loaderdoctor.instrument.wire.protocol import Reported, Told
 from loaderdoctor.report.files import RunFolder, read_report
 

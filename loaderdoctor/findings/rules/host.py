@@ -6,8 +6,7 @@ For launches and reads of values, or for work of the loop's own, told by the lin
 from __future__ import annotations
 
 from loaderdoctor import format as fmt
-from loaderdoctor.facts.host_work import work_between
-from loaderdoctor.facts.loop_lines import WAITS, LoopLineFacts, LoopPlace
+from loaderdoctor.facts.host_work import WAITS, LoopLineFacts, LoopPlace, work_between
 from loaderdoctor.facts.shares import HIGH_SHARE, MODERATE_SHARE
 from loaderdoctor.facts.trace import silent_behind_copies_ms, workers_set_the_pace
 from loaderdoctor.facts.whole import Facts

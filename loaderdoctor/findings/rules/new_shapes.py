@@ -6,8 +6,8 @@ import re
 
 from loaderdoctor import format as fmt
 from loaderdoctor.estimate import Estimate
+from loaderdoctor.facts.host_work import LoopPlace
 from loaderdoctor.facts.loop import CompileFacts, NewShapeFacts
-from loaderdoctor.facts.loop_lines import LoopPlace
 from loaderdoctor.facts.shares import HIGH_SHARE, MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.exposure import severity

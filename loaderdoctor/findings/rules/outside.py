@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from loaderdoctor import format as fmt
+from loaderdoctor.facts.host_work import LoopPlace
 from loaderdoctor.facts.loop import OutsideFacts, WallFacts
-from loaderdoctor.facts.loop_lines import LoopPlace
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.exposure import severity

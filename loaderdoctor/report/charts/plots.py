@@ -7,13 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import (
-    FixedLocator,
-    FuncFormatter,
-    LogLocator,
-    MaxNLocator,
-    NullFormatter,
-)
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from loaderdoctor import format as fmt
 from loaderdoctor.estimate import Interval

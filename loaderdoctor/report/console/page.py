@@ -40,9 +40,18 @@ from loaderdoctor.report.console.tables import (
 )
 from loaderdoctor.report.model import MemoryHistory, Report, Workers
 from loaderdoctor.report.run_model import Gpu
-from loaderdoctor.report.words import gpu as gpu_words
 from loaderdoctor.report.words.first_screen import listed, other_loader_sentences
-from loaderdoctor.report.words.parts import is_outside, whole_of
+from loaderdoctor.report.words.parts import (
+    NESTED,
+    device_figures,
+    device_heading,
+    is_outside,
+    memory_figures,
+    memory_history_sentence,
+    range_headings,
+    range_rows,
+    whole_of,
+)
 from loaderdoctor.setting_words import heading
 
 _HOT_LINES = 3
@@ -157,30 +166,30 @@ def _workers(workers: Workers | None, others: Sequence[str]) -> RenderableType |
 def _gpu_lines(gpu: Gpu | None, history: MemoryHistory | None) -> Iterator[str]:
     if gpu is not None:
         for device in gpu.devices:
-            which = gpu_words.heading(device, len(gpu.devices))
-            yield (f"{which}: " if which else "") + _joined(gpu_words.device_figures(device))
-        memory = _joined(gpu_words.memory_figures(gpu))
+            which = device_heading(device, len(gpu.devices))
+            yield (f"{which}: " if which else "") + _joined(device_figures(device))
+        memory = _joined(memory_figures(gpu))
         if memory:
             yield memory
         if gpu.busy is not None:
             yield plain(gpu.busy.summary)
     if history is not None:
-        yield f"Memory history: {gpu_words.memory_history_sentence(history)}"
+        yield f"Memory history: {memory_history_sentence(history)}"
 
 
 def _ranges(report: Report) -> RenderableType:
     """What each range took, on the host and on the GPU."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black", pad_edge=False)
     ranges = report.ranges
-    name, *figures = gpu_words.range_headings(whole_of(report).per)
+    name, *figures = range_headings(whole_of(report).per)
     table.add_column(name, overflow="fold")
     for figure in figures:
         table.add_column(figure, justify="right")
-    for row in gpu_words.range_rows(ranges):
+    for row in range_rows(ranges):
         table.add_row(*map(Text, row))
     if not any(found.depth for found in ranges):
         return table
-    return Group(table, Text(gpu_words.NESTED, style="bright_black"))
+    return Group(table, Text(NESTED, style="bright_black"))
 
 
 def _joined(figures: Sequence[tuple[str, str]]) -> str:

@@ -12,14 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.cells import cell_len
-from rich.console import (
-    Console,
-    ConsoleOptions,
-    Group,
-    JustifyMethod,
-    RenderableType,
-    RenderResult,
-)
+from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loaderdoctor.advice.code_advice import code_advice
-from loaderdoctor.advice.prescription import prescribe
+from loaderdoctor.advice.prescription import code_advice, prescribe
 from loaderdoctor.findings.find import find
 from loaderdoctor.findings.line_names import where
 from loaderdoctor.findings.model import Kind, Severity

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from loaderdoctor.advice.code_advice import code_advice
+from loaderdoctor.advice.prescription import code_advice
 from loaderdoctor.attribution.combine import facts_of_trace
 from loaderdoctor.facts.trace import ComputeFacts
 from loaderdoctor.facts.whole import Facts

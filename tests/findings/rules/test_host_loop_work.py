@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from loaderdoctor.advice.code_advice import code_advice
+from loaderdoctor.advice.prescription import code_advice
 from loaderdoctor.attribution.combine import facts_of_trace
 from loaderdoctor.attribution.verdict import judge_run
-from loaderdoctor.facts.loop_lines import CodeLine, LoopLineFacts, LoopPlace
+from loaderdoctor.facts.host_work import CodeLine, LoopLineFacts, LoopPlace
 from loaderdoctor.facts.trace import HostHotspot
 from loaderdoctor.findings.model import Severity
 from loaderdoctor.findings.rules.host import work_between_steps

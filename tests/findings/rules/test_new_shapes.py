@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from loaderdoctor.estimate import Estimate
+from loaderdoctor.facts.host_work import LoopLineFacts
 from loaderdoctor.facts.loop import CompileFacts, NewShapeFacts
-from loaderdoctor.facts.loop_lines import LoopLineFacts
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.find import find
 from loaderdoctor.findings.model import Kind, Severity

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from loaderdoctor.facts.host_work import CodeLine, LoopLineFacts, LoopPlace
 from loaderdoctor.facts.loop import OutsideFacts, WallFacts
-from loaderdoctor.facts.loop_lines import CodeLine, LoopLineFacts, LoopPlace
 from loaderdoctor.findings.find import find
 from loaderdoctor.findings.model import Kind, Severity
 from loaderdoctor.findings.rules.outside import outside_words, time_outside_steps, trains_elsewhere

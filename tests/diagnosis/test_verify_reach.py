@@ -8,8 +8,7 @@ import pytest
 
 from loaderdoctor.advice.candidates import Prescription
 from loaderdoctor.diagnosis.prescribe import prescribed_rows
-from loaderdoctor.diagnosis.reach import within_reach
-from loaderdoctor.diagnosis.verify import Verification
+from loaderdoctor.diagnosis.verify import Verification, within_reach
 from loaderdoctor.facts.loop import CpuFacts
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.report.words.changes import changes_of

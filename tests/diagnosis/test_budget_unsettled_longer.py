@@ -10,9 +10,8 @@ import pytest
 
 from loaderdoctor.attribution.claims import claimed
 from loaderdoctor.diagnosis.analysis import analyse
+from loaderdoctor.diagnosis.budget import DiagnosisOptions, lacks_rounds, unsettled
 from loaderdoctor.diagnosis.run import Diagnosis
-from loaderdoctor.diagnosis.seconds import DiagnosisOptions
-from loaderdoctor.diagnosis.unsettled import lacks_rounds, unsettled
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts.loop import Mechanisms
 from loaderdoctor.instrument.wire.protocol import Ended, ProfilerSchedule

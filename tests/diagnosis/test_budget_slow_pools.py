@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from loaderdoctor.diagnosis.budget import Allowance
 from loaderdoctor.diagnosis.gather import Gatherer
-from loaderdoctor.diagnosis.seconds import Allowance
 from loaderdoctor.diagnosis.verify import Verification, Verifier
 from loaderdoctor.instrument.wire.protocol import ProfilerSchedule
 from loaderdoctor.settings import Settings

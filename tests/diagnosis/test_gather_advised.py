@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from loaderdoctor.diagnosis.advised import kept_back_s, trace_advised
+from loaderdoctor.diagnosis.gather import kept_back_s, trace_advised
 from loaderdoctor.diagnosis.verify import Verification
 from loaderdoctor.errors import RunError
 from loaderdoctor.estimate import Noise, Sample

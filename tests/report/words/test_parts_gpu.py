@@ -16,9 +16,9 @@ from loaderdoctor.report.console.page import console_text
 from loaderdoctor.report.files import decode_report, encode_report
 from loaderdoctor.report.html import html
 from loaderdoctor.report.model import MemoryHistory, Report
-from loaderdoctor.report.words.gpu import (
+from loaderdoctor.report.words.parts import (
     device_figures,
-    heading,
+    device_heading,
     idle_gaps_sentence,
     memory_history_sentence,
 )
@@ -133,8 +133,8 @@ def test_several_devices_are_told_apart() -> None:
     report = samples.input_bound()
     assert report.gpu is not None
     (device,) = report.gpu.devices
-    assert heading(device, 1) == ""
-    assert heading(device, 2) == "GPU 0 (NVIDIA H100 80GB HBM3)"
+    assert device_heading(device, 1) == ""
+    assert device_heading(device, 2) == "GPU 0 (NVIDIA H100 80GB HBM3)"
 
 
 def test_without_a_gpu_there_is_no_section() -> None:

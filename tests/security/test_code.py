@@ -24,6 +24,7 @@ ALLOWED = {
     ("advice/writing.py", "compile"): "whether advice compiles in the script; it is not run",
     ("advice/patch.py", "compile"): "the same",
     ("instrument/batches/batch_tree.py", "pickle"): "of plain values of a batch, for their hash",
+    ("instrument/dataset/draws.py", "pickle"): "of a generator's state, to see whether it changed",
     (
         "instrument/session/window_memory.py",
         "pickle",

@@ -66,11 +66,14 @@ def user_site(*, building: object = None) -> Site:
         name = frame.f_code.co_filename
         recipe = name.startswith(_RECIPES)
         ours_or_torch = (name.startswith(_OURS) and not recipe) or _is_torch(name)
-        building_it = building is not None and _first_argument(frame) is building
-        if _is_file(name) and not ours_or_torch and not building_it:
+        if _is_file(name) and not ours_or_torch:
             path = os.path.realpath(name)
             package = _package(path)
-            if recipe or (package is None and not path.startswith(_LIBRARIES)):
+            own = recipe or (package is None and not path.startswith(_LIBRARIES))
+            if building is not None and _builds(frame, building, own=own):
+                frame = frame.f_back
+                continue
+            if own:
                 return _site(frame, library, callers=building is not None)
             fallback = fallback or frame
             library = package or library
@@ -123,9 +126,16 @@ def _is_torch(name: str) -> bool:
     return any(name.startswith(str(root) + os.sep) for root in roots)
 
 
-def _first_argument(frame: FrameType) -> object:
-    names = frame.f_code.co_varnames
-    return frame.f_locals.get(names[0]) if names else None
+def _builds(frame: FrameType, built: object, *, own: bool) -> bool:
+    """Whether this is an `__init__` of the object, or what a library wrapped around one.
+
+    Of the user's `own` functions no other is asked: before Python 3.13 a frame whose locals were
+    read keeps a copy of them, so that a loop would hold its last batch and its loaders of before.
+    """
+    code = frame.f_code
+    if not code.co_argcount or (own and code.co_name != "__init__"):
+        return False
+    return frame.f_locals.get(code.co_varnames[0]) is built
 
 
 def _site(frame: FrameType, library: str | None, *, callers: bool = False) -> Site:

@@ -19,6 +19,7 @@ from loaderdoctor.instrument.wire.protocol import (
     TrainingBegan,
 )
 from loaderdoctor.instrument.wire.records import OutsideRecord
+from loaderdoctor.settings import Settings
 from tests.findings.builders import step
 from tests.instrument.watched import Trainer, Watched, loader_of, request, watch
 
@@ -180,3 +181,18 @@ def test_a_pass_by_turns_is_shorter_than_what_was_watched(monkeypatch: pytest.Mo
     assert run.ended.wall is not None
     (told,) = run.ended.wall.outside
     assert isinstance(told, OutsideRecord) and told.n_stepped == 24
+
+
+def test_loaders_built_anew_for_each_fold_are_one_while_a_trial_goes_on() -> None:
+    trainer = Trainer()
+
+    def folds() -> None:
+        for _ in range(6):
+            loader = loader_of(16, shuffle=True)
+            for x, _y in loader:
+                trainer.step(x)
+
+    trial = request(2, "trial", n_steps=20, settings=Settings(num_workers=0))
+    run = watch(folds, request(1, "plain", n_steps=20), trial, request(3, "plain", n_steps=8))
+    assert [window.status for window in run.windows] == ["ok", "ok", "ok"]
+    assert [state.role for state in run.session.registry.states] == ["train"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -49,3 +50,36 @@ def test_a_call_over_several_lines_keeps_its_layout_and_so_does_its_edit(tmp_pat
         "    persistent_workers=True,",
         ")",
     ]
+
+
+class Held:
+    """What a weak reference can tell of."""
+
+
+def test_looking_where_something_is_built_holds_nothing_of_its_caller() -> None:
+    gone = []
+
+    def builds(given: Held) -> None:
+        local = Held()
+        gone.extend([weakref.ref(given), weakref.ref(local)])
+        assert user_site(building=Held()).line
+        del given, local
+        assert [ref() for ref in gone] == [None, None]
+
+    builds(Held())
+
+
+class Base:
+    def __init__(self) -> None:
+        self.site = user_site(building=self)
+
+
+class Derived(Base):
+    def __init__(self) -> None:
+        self.made = "before"
+        super().__init__()
+
+
+def test_an_object_is_built_where_its_class_is_called() -> None:
+    made = Derived()
+    assert made.site.code == "made = Derived()"

@@ -12,6 +12,7 @@ from loaderdoctor.attribution.step import step_facts
 from loaderdoctor.attribution.verdict import judge_run, of_wall
 from loaderdoctor.attribution.wall import wall_facts
 from loaderdoctor.facts.loop import OutsideFacts, StepFacts, WallFacts
+from loaderdoctor.findings.find import find
 from loaderdoctor.instrument.wire.records import OutsideRecord, WallRecord
 from loaderdoctor.report.words.summary import verdict_sentence
 from tests.attribution.builders import observed, window
@@ -211,3 +212,16 @@ def test_of_a_hosts_share_beside_others_what_is_surely_its_own_is_judged(
     said = verdict_sentence(judge_run(facts)[0], judge_run(facts)[1], facts=facts)
     may_be_theirs = f"{fmt.number(10 * (host - surely))} ms of it perhaps other programs' doing"
     assert (may_be_theirs in said) == (bound == "host" and severity != "uncertain")
+
+
+def test_a_verdict_on_waits_of_other_loaders_tells_of_them() -> None:
+    facts = healthy(wall=elsewhere(10.0, 0.8))
+    assert facts.step is not None
+    facts = replace(facts, step=replace(facts.step, clock="host"))
+    said = verdict_sentence(*judge_run(facts), facts=facts, findings=find(facts))
+    assert said.startswith("Steps are taken on other loaders too, 50 % of the time")
+    assert "Give this loader workers" in said
+    waits = with_exposed(input_=0.3, wall=elsewhere(10.0, 0.8))
+    assert waits.step is not None
+    waits = replace(waits, step=replace(waits.step, clock="host"))
+    assert "loader costs" in verdict_sentence(*judge_run(waits), facts=waits, findings=find(waits))

@@ -122,7 +122,8 @@ def many_small_reads(facts: Facts) -> Finding | None:
 
     Decides on: the system's count of read calls of the workers and their bytes, per sample, where
     making a batch is mostly waiting.
-    Abstains: read calls or CPU times not recorded, or the page cache answers them.
+    Abstains: read calls or CPU times not recorded, so few bytes that they are of the loader's own
+    pipes (a stream that computes its samples: 18 reads of 11 bytes), or the page cache answers.
     Fooled by: waiting for something else next to many reads that cost nothing.
     """
     waiting = _waiting(facts)
@@ -131,6 +132,8 @@ def many_small_reads(facts: Facts) -> Finding | None:
         return None
     samples = waiting.workers.n_samples / max(1, waiting.workers.n_batches)
     size, calls = reads.bytes_per_batch / max(1.0, reads.calls_per_batch), reads.calls_per_batch
+    if reads.bytes_per_batch < MIN_KNOWN_BYTES:
+        return None
     if size > MAX_SMALL_READ_BYTES or calls < MIN_READS_PER_SAMPLE * samples:
         return None
     if waiting.wait_ms / calls < MIN_READ_WAIT_MS:

@@ -152,11 +152,7 @@ def _sentence(
             return silent
         return f"{_threads(findings)}{uncertain_sentence(bound, facts, step_ms, unsettled)}"
     waits = next((f for f in findings if f.kind is Kind.TRAINS_ELSEWHERE), None)
-    if (
-        bound == "input"
-        and waits is not None
-        and (waits.share or 0.0) > (facts.share(bound) or 0.0)
-    ):
+    if bound == "input" and waits is not None and (facts.share(bound) or 0.0) < MODERATE_SHARE:
         return f"{waits.summary} {waits.advice}"
     cost = _cost(bound, facts, step_ms)
     threads = _threads(findings)  # say what they cost themselves

@@ -113,6 +113,10 @@ SMALL = Case(
     silent={
         "large ones": waits(batch_ms=200.0),
         "from the page cache": waits(reads=PIECES, batch_ms=20.0),
+        "of the loader's pipes": waits(
+            reads=ReadFacts(bytes_per_batch=9200.0, calls_per_batch=1150.0, disk_share=0.0),
+            batch_ms=200.0,
+        ),
         "a few": waits(reads=replace(PIECES, calls_per_batch=640.0), batch_ms=200.0),
         "computes": waits(reads=PIECES, batch_ms=200.0, cpu_share=0.9),
     },

@@ -43,3 +43,23 @@ def test_a_loop_with_nothing_but_steps_is_told_of_nothing_else(tmp_path: Path) -
     assert wall.total_ms == done.said.step.wall_ms
     assert "time-outside-steps" not in done.kinds
     assert done.said.verdict.bound != "outside"
+
+
+def test_training_that_goes_on_with_another_loader_is_what_is_judged(tmp_path: Path) -> None:
+    done = diagnose(SHAPES / "two_loaders.py", "phases", cwd=tmp_path, options=["--no-verify"])
+    roles = {x.id: x.role for x in done.said.loaders}
+    assert (roles["two_loaders.py:11"], roles["two_loaders.py:10"]) == ("train", "other")
+    assert "two_loaders.py:10" in done.warnings["loader-changed"]
+    assert done.said.verdict.bound == "input", done.summary
+    assert done.share > 0.3  # 16 of 24 ms and the rest of the step, by construction
+
+
+def test_another_loader_that_trains_by_turns_is_no_validation(tmp_path: Path) -> None:
+    done = diagnose(SHAPES / "two_loaders.py", "turns", cwd=tmp_path, options=["--no-verify"])
+    wall = done.said.wall
+    assert wall is not None
+    assert not [part for part in wall.outside if part.what == "validation"]
+    (part,) = wall.elsewhere
+    assert (part.what, part.site, part.n_batches) == ("training", "two_loaders.py:11", 24)
+    assert done.finding("trains-elsewhere").evidence["n_batches"] == 24
+    assert "no_grad" not in done.stdout

@@ -91,7 +91,11 @@ _RULES: tuple[tuple[str, Callable[[Settings], object]], ...] = (
 )
 # An axis, those that mean nothing next to it, and why.
 _EXCLUDED = (
-    ("resident", {"cache", "fields", "uint8"}, "resident batches are on the device already"),
+    (
+        "resident",
+        {"cache", "batched", "fields", "uint8"},
+        "resident batches are on the device already",
+    ),
     ("packed", {"resident", "synthetic"}, "their batches are ready"),
     ("reuse_buffers", {"packed", "fields"}, "a buffer holds a batch as it was collated"),
     (

@@ -55,7 +55,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "advice": EVIDENCE | {"format", "findings", "secrets", "combinations", "setting_words"},
     "report": JUDGED | {"trace", "secrets", "setting_words"},
     # What drives it.
-    "proving": MEASURED | {"command", "format", "report", "secrets", "setting_words"},
+    "proving": MEASURED
+    | {"command", "format", "report", "secrets", "combinations", "setting_words"},
     "cluster": WORDS | {"system"},
     "tuning": WORDS,
     "tryout": JUDGED | {"attribution", "command", "report"},

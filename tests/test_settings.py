@@ -140,6 +140,7 @@ def test_what_changes_numerics_or_only_answers_a_question_is_told_apart() -> Non
         (Settings(synthetic=True, augment="off"), "ready"),
         (Settings(cache=True, storage="cold"), "not read from storage"),
         (Settings(resident=True, uint8=True), "on the device already"),
+        (Settings(resident=True, batched=True), "on the device already"),
         (Settings(fields="image", batch_size=8), "loop's own"),
         (Settings(fields="image", side_stream=True), "side_stream"),
         (Settings(portion=1.5), "at most 1"),

@@ -10,7 +10,7 @@ from loaderdoctor.advice.call_edit import CannotEdit, Expression, parsed_call, w
 from loaderdoctor.advice.code import LOADER_DEFAULTS, LOADER_PARAMETERS
 from loaderdoctor.advice.patch import Editor, define
 from loaderdoctor.advice.places import Built, flat_dict, moved_to
-from loaderdoctor.advice.source import names_in
+from loaderdoctor.advice.source import names_in, sources_of
 from loaderdoctor.advice.worked import CACHED, Wrapping, over_call, rows, sliced
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.instrument.wire.records import LoaderRecord
@@ -54,6 +54,8 @@ def wrapped_call(
     if wrapping is not None:
         if made.dataset is None:
             raise CannotEdit("its dataset is not to be read")
+        if _makes_batches(facts, loader.dataset):
+            raise CannotEdit("its dataset makes whole batches itself (__getitems__)")
         edit = over_call(loader, text, wrapping.over(made.source.code(made.dataset)), wrapping)
         if edit is None:
             raise CannotEdit("the call can't be changed safely")
@@ -123,6 +125,30 @@ def _device(facts: Facts, made: Built, loader: LoaderRecord) -> str:
     if not all(made.source.bound_before(name, made.call) for name in names_in(device)):
         raise CannotEdit("the device is not known where the loader is built")
     return ast.unparse(device)
+
+
+def _makes_batches(facts: Facts, dataset: str | None) -> bool:
+    """Whether a class of the script's makes batches of its own: what indexes it makes others.
+
+    Those of libraries that have the method (Subset, Hugging Face's) give a list of samples.
+    """
+    classes = {
+        node.name: node
+        for source in sources_of(facts)
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.ClassDef)
+    }
+    todo, seen = [dataset], set[str | None]()
+    while todo:
+        name = todo.pop()
+        if name in seen or name is None or name not in classes:
+            continue
+        seen.add(name)
+        kind = classes[name]
+        if any(isinstance(x, ast.FunctionDef) and x.name == "__getitems__" for x in kind.body):
+            return True
+        todo += [ast.unparse(base).rpartition(".")[2] for base in kind.bases]
+    return False
 
 
 def _wrapping(loader: LoaderRecord, settings: Settings) -> Wrapping | None:

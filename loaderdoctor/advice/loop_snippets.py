@@ -327,7 +327,9 @@ def copied_ahead(*, as_dict: bool) -> str:
 ON_DEVICE = """\
 class OnDevice:  # the loader's own batches, in its order; the whole dataset is copied once
     def __init__(self, loader, device):
-        samples = [loader.dataset[i] for i in range(len(loader.dataset))]
+        dataset, every = loader.dataset, range(len(loader.dataset))
+        several = getattr(dataset, "__getitems__", None)
+        samples = several(list(every)) if several else [dataset[i] for i in every]
         self.loader, self.tensors = loader, [t.to(device) for t in loader.collate_fn(samples)]
     def __getattr__(self, name):  # dataset, sampler, …
         return getattr(self.__dict__["loader"], name)

@@ -62,7 +62,11 @@ def apply(
         for edit in plan.edits:
             replace_file(edit.path, edit.after)
         click.echo(f"written: {', '.join(str(e.path) for e in plan.edits)}", err=True)
-        click.echo(f"loaderdoctor apply --undo {run} takes it back", err=True)
+        click.echo(
+            f"These lines have not run yet: loaderdoctor prove {run} runs both forms, "
+            f"loaderdoctor apply --undo {run} takes it back",
+            err=True,
+        )
     if plan.command is not None:
         click.echo(f"{'then run' if plan.edits else 'No file changes. Run'} it as:", err=True)
         click.echo(plan.command)

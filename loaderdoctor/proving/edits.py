@@ -11,16 +11,19 @@ import io
 import re
 import shlex
 import tokenize
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
+from loaderdoctor.combinations import invalid_reason
 from loaderdoctor.errors import UsageError
 from loaderdoctor.proving.judge import Promise
 from loaderdoctor.report.model import Report
 from loaderdoctor.report.run_model import Script, text_hash
 from loaderdoctor.report.words.changes import Change, changes_of
 from loaderdoctor.secrets import MASK
+from loaderdoctor.settings import AXES_BY_NAME, Settings
 
 _LINE_END = re.compile(r"(\r\n|\r|\n)")
 _MARK = "\ufeff"  # of a file that begins with a byte order mark; no text that was read holds it
@@ -182,10 +185,24 @@ def _edited(path: Path, wanted: str, changes: Sequence[Hunk], as_it_ran: bytes |
         lines[start:end], ends[start:end] = new, kept
     ends = [x or usual for x in ends[:-1]] + [""]
     after = "".join(line + end for line, end in zip(lines, ends, strict=True))
+    _check_syntax(path, after)
     try:
         return FileEdit(path=path, before=before, after=(mark + after).encode(encoding))
     except UnicodeEncodeError as error:
         raise UsageError(f"{path}: {encoding} can't hold the change ({error}).") from None
+
+
+def _check_syntax(path: Path, text: str) -> None:
+    """Each change was compiled in its place; several of them together were not."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what the script's own lines deserve
+        try:
+            compile(text, str(path), "exec", dont_inherit=True)
+        except (SyntaxError, ValueError) as error:
+            raise UsageError(
+                f"{path.name}: not Python any more with these changes together ({error}): apply "
+                "one of them, then run the diagnosis again."
+            ) from None
 
 
 def _cores(hunk: Hunk) -> list[tuple[int, int, tuple[str, ...]]]:
@@ -264,8 +281,17 @@ def advised(
                 f"{change.title()}: the report knows no line of yours for it, or it belongs to an "
                 f"installed package. Write it by hand.{_others(listed)}"
             )
+        # Where all of it was measured together, a part of it is another change.
+        left = [row for row in change.rows if not row.code and not row.command]
+        if left:
+            raise UsageError(
+                f"{change.title()}: the report knows no line of yours for a part of it "
+                f"({', '.join(row.setting for row in left)}). Write it by hand.{_others(listed)}"
+            )
     if len(commands) > 1:
         raise UsageError("These changes set options of the script apart: apply one at a time.")
+    if len(chosen) > 1:
+        _check_together(chosen)
     return Advised(
         changes=chosen,
         edits=file_edits(
@@ -309,6 +335,23 @@ def _others(listed: Sequence[Change]) -> str:
     if not can:
         return ""
     return f" Of this report's changes, {', '.join(can)} can be written."
+
+
+def _check_together(changes: Sequence[Change]) -> None:
+    """Raise UsageError for settings of several changes that mean nothing, or break, together."""
+    asked: dict[str, object] = {}
+    for row in (row for change in changes for row in change.rows):
+        if row.setting in AXES_BY_NAME and asked.setdefault(row.setting, row.to) != row.to:
+            raise UsageError(f"These changes set {row.setting} to two values: apply one of them.")
+    settings = Settings(**asked).over(Settings(num_workers=0))  # type: ignore[arg-type]
+    # Workers may be what the script has; what needs them was measured with them.
+    if not asked.get("num_workers"):
+        settings = Settings(
+            **{k: v for k, v in settings.changed().items() if not AXES_BY_NAME[k].needs_workers}  # type: ignore[arg-type]
+        )
+    reason = invalid_reason(settings, has_accelerator=True)
+    if reason is not None:
+        raise UsageError(f"These changes do not go together ({reason}): apply one of them.")
 
 
 def _hunks_of(change: Change) -> list[Hunk]:

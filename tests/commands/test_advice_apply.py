@@ -172,6 +172,48 @@ def test_numbers_are_those_of_the_list_without_its_ideas(
         apply(run, numbers)
 
 
+def listing(run: Path, *rows: Recommendation) -> None:
+    report = msgspec.structs.replace(read_report(run), recommendations=rows)
+    (run / "report.json").write_bytes(encode_report(report))
+
+
+@pytest.mark.parametrize(
+    ("rows", "numbers", "words"),
+    [
+        (
+            (row("resident", True, 3.0, code=LOOP), row("batched", True, 4.0, code=WORKERS)),
+            (1, 2),
+            "do not go together .*on the device already",
+        ),
+        (
+            (row("num_workers", 2, 3.0, code=WORKERS), row("num_workers", 4, 4.0, code=LOOP)),
+            (1, 2),
+            "num_workers to two values",
+        ),
+        (
+            (row("num_workers", 2, 3.0, code=WORKERS), row("reuse_buffers", True, 3.0, idea="No.")),
+            (1,),
+            r"no line of yours for a part of it \(reuse_buffers\)",
+        ),
+        (
+            (
+                row("num_workers", 2, 3.0, code=WORKERS),
+                row("x", None, None, code="train.py:2\n- for x in loader:\n+ for x in loader):"),
+            ),
+            (1, 2),
+            "not Python any more",
+        ),
+    ],
+)
+def test_what_was_not_measured_together_or_breaks_is_not_written(
+    run: Path, rows: tuple[Recommendation, ...], numbers: tuple[int, ...], words: str
+) -> None:
+    listing(run, *rows)
+    with pytest.raises(UsageError, match=words):
+        apply(run, numbers, write=True)
+    assert script_of(run).read_text() == BEFORE
+
+
 def test_a_promise_is_of_one_change_and_measured_where_it_was(run: Path) -> None:
     report = read_report(run)
     assert report.step.wall_ms is not None

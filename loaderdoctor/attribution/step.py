@@ -32,6 +32,8 @@ class WindowTimes:
     boundary_ms: float | None  # mean excess of the steps with one; None where none was seen
     n_steps: int
     n_boundaries: int
+    crossed_ms: float | None = None  # likewise of those at which a trial's own loader had one
+    together: bool = False  # whether the two came at the same steps
 
     @property
     def within_ms(self) -> float:
@@ -46,7 +48,26 @@ class WindowTimes:
         """
         if self.n_boundaries >= self.n_steps:
             return self.within
-        boundary = self.boundary_ms if self.boundary_ms is not None else boundary_ms
+        return self._spread(
+            steps_per_epoch, self.boundary_ms if self.boundary_ms is not None else boundary_ms
+        )
+
+    def wall_of_trial(
+        self, steps_per_epoch: int | None, loader_ms: float | None, own_ms: float
+    ) -> Sample:
+        """Likewise of a trial's window: its loader's boundary, and the loop's own work at one.
+
+        Either is as the window met it, else as given; the two end their epochs at other steps.
+        """
+        loader = self.crossed_ms if self.crossed_ms is not None else loader_ms
+        if self.n_boundaries >= self.n_steps:
+            return self.within
+        if loader is None:
+            return self._spread(steps_per_epoch, self.boundary_ms)
+        own = self.boundary_ms if self.boundary_ms is not None else own_ms
+        return self._spread(steps_per_epoch, loader + (0.0 if self.together else own))
+
+    def _spread(self, steps_per_epoch: int | None, boundary: float | None) -> Sample:
         if boundary is None or not steps_per_epoch:
             return self.within
         return self.within.plus(boundary / steps_per_epoch)
@@ -77,7 +98,8 @@ def window_times(window: WindowDone, *, cycle: int = 1) -> WindowTimes:
     steps_ns = window.device_step_ns if window.device_step_ns is not None else window.host_step_ns
     if not steps_ns:
         raise ValueError(f"window {window.id} holds no steps")
-    at_boundary = set(window.boundary_steps)
+    own, crossed = set(window.boundary_steps), set(window.crossed_steps)
+    at_boundary = own | crossed
     inside = [ns for i, ns in enumerate(steps_ns) if i not in at_boundary]
     across = [ns for i, ns in enumerate(steps_ns) if i in at_boundary]
     if not inside or not across:
@@ -86,11 +108,19 @@ def window_times(window: WindowDone, *, cycle: int = 1) -> WindowTimes:
             within=within, boundary_ms=None, n_steps=len(steps_ns), n_boundaries=len(across)
         )
     within = Sample.of(inside).scaled(1 / NS_PER_MS)
+
+    def excess_ms(some: set[int]) -> float | None:
+        if not some:
+            return None
+        return fmean(steps_ns[i] for i in some) / NS_PER_MS - within.value
+
     return WindowTimes(
         within=within,
-        boundary_ms=fmean(across) / NS_PER_MS - within.value,
+        boundary_ms=excess_ms(own - crossed),
         n_steps=len(steps_ns),
         n_boundaries=len(across),
+        crossed_ms=excess_ms(crossed),
+        together=bool(own) and own <= crossed,
     )
 
 

@@ -16,7 +16,8 @@ perf_counter unless the name says otherwise; -1 stands for not recorded.
     wall_s                  the whole measurement by the command's clock
     flat_host_step_ns       offsets in `step_offsets`; time of each step on the host
     flat_device_step_ns     same offsets; as the accelerator reached them, -1 without one
-    flat_at_boundary        same offsets; 1 where the step holds an epoch boundary
+    flat_at_boundary        same offsets; 1 where an epoch of the loop's ended before the step,
+                            2 where one of the trial's loader did, 3 where both did
     flat_wait_loader, flat_wait_start_ns, flat_wait_end_ns
                             offsets in `wait_offsets`; each fetch from a loader of the step
     description             JSON text: the command's options, and `trials` with their settings
@@ -154,7 +155,11 @@ def columns(trials: Sequence[Trial]) -> dict[str, NDArray[Any]]:
         ]
     )
     found["flat_at_boundary"] = _ints(
-        [int(i in set(w.boundary_steps)) for w in windows for i in range(len(w.host_step_ns))]
+        [
+            int(i in w.boundary_steps) + 2 * int(i in w.crossed_steps)
+            for w in windows
+            for i in range(len(w.host_step_ns))
+        ]
     )
     found["wait_offsets"] = _offsets([len(w.fetches) for w in windows])
     for name, key in (("loader", "loader"), ("start_ns", "start_ns"), ("end_ns", "end_ns")):
@@ -265,6 +270,7 @@ def _measurement(arrays: Mapping[str, NDArray[Any]], i: int) -> Measurement:
     first, last = (int(n) for n in arrays["wait_offsets"][i : i + 2])
     host = tuple(int(ns) for ns in arrays["flat_host_step_ns"][begin:end])
     device = tuple(int(ns) for ns in arrays["flat_device_step_ns"][begin:end])
+    at_boundary = arrays["flat_at_boundary"][begin:end]
     known = {name: int(arrays[name][i]) for name in _OPTIONAL if name in arrays or name != _LATER}
     optional: dict[str, Any] = {n: None if v == _ABSENT else v for n, v in known.items()}
     fetches = zip(
@@ -281,7 +287,8 @@ def _measurement(arrays: Mapping[str, NDArray[Any]], i: int) -> Measurement:
         end_ns=int(arrays["end_ns"][i]),
         host_step_ns=host,
         device_step_ns=None if _ABSENT in device else device,
-        boundary_steps=tuple(int(n) for n in np.flatnonzero(arrays["flat_at_boundary"][begin:end])),
+        boundary_steps=tuple(int(n) for n in np.flatnonzero(at_boundary & 1)),
+        crossed_steps=tuple(int(n) for n in np.flatnonzero(at_boundary & 2)),
         fetches=tuple(
             FetchRecord(loader=int(x), start_ns=int(a), end_ns=int(b), thread=0)
             for x, a, b in fetches

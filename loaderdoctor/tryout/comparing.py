@@ -57,14 +57,15 @@ class Boundaries:
     ) -> Sample:
         """A trial's step with its own boundary spread over the real epoch.
 
-        A trial that `keeps_loader` has the loop's boundary. Others had theirs timed next to the
-        window: the loop's own work between epochs comes on top. `workers` None: as many as it has.
+        A trial that `keeps_loader` has the loop's boundary. Others have theirs, met in the window
+        or timed next to it: the loop's own work between epochs comes on top. `workers` None: as
+        many as it has.
         """
-        boundary_ms = self.loop_ms if keeps_loader else None
-        if window.boundary_ns is not None:
-            boundary_ms = window.boundary_ns / NS_PER_MS + (self.own_work_ms or 0.0)
         times = window_times(window, cycle=self.own_workers if workers is None else workers)
-        return times.wall(self.steps_per_epoch, boundary_ms)
+        if keeps_loader and window.boundary_ns is None:
+            return times.wall(self.steps_per_epoch, self.loop_ms)
+        loader_ms = window.boundary_ns / NS_PER_MS if window.boundary_ns is not None else None
+        return times.wall_of_trial(self.steps_per_epoch, loader_ms, self.own_work_ms or 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

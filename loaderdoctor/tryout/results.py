@@ -126,10 +126,17 @@ def result(
 def boundary_ms(trial: Trial) -> float | None:
     """One epoch boundary, mean over the measurements that timed one; never below 0.
 
-    Without the confirmation, which must not change what it was to confirm.
+    Without the confirmation, which must not change what it was to confirm, and without windows that
+    held an end of the loop's epochs alone: nothing of the trial's loader ended there.
     """
     measurements = [
-        measurement for measurement in trial.measurements if measurement.phase != "confirm"
+        measurement
+        for measurement in trial.measurements
+        if measurement.phase != "confirm"
+        if measurement.window.mode != "trial"
+        or measurement.window.boundary_ns is not None
+        or measurement.window.crossed_steps
+        or trial.settings.keeps_loaders
     ]
     seen = [ms for measurement in measurements if (ms := measurement.boundary_ms) is not None]
     return max(0.0, fmean(seen)) if seen else None

@@ -59,7 +59,8 @@ class Measurement:
         """One epoch boundary: as the trial timed it, else as its window met it."""
         if self.window.boundary_ns is not None:
             return self.window.boundary_ns / NS_PER_MS
-        return self.times.boundary_ms
+        times = self.times
+        return times.crossed_ms if times.crossed_ms is not None else times.boundary_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -151,3 +151,30 @@ def test_a_loader_is_built_anew_only_where_each_later_epoch_was_of_another_objec
     assert rebuilt(True, True) == {name}
     assert rebuilt(True, False) == frozenset()
     assert rebuilt() == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("at_40", "at_10", "loader_ms", "own_ms", "wall_ms"),
+    [
+        ((5, 15), (8, 18), None, 99.0, 15.0),  # either is met, at steps of its own
+        ((5, 15), (), None, 10.0, 15.0),  # the loop's own work is known from elsewhere
+        ((), (8, 18), 40.0, 99.0, 15.0),  # the loader's was timed next to the window
+        ((), (), 40.0, 10.0, 15.0),
+    ],
+)
+def test_a_trials_boundary_is_its_loaders_and_the_loops_own(
+    at_40: tuple[int, ...], at_10: tuple[int, ...], loader_ms: float | None, own_ms: float,
+    wall_ms: float,
+) -> None:  # fmt: skip
+    steps = [10.0 + 40.0 * (i in at_40) + 10.0 * (i in at_10) for i in range(20)]
+    w = window("trial", steps, boundary_steps=at_10, crossed_steps=at_40)
+    found = window_times(w).wall_of_trial(10, loader_ms, own_ms)
+    assert found.value == pytest.approx(wall_ms)
+
+
+def test_a_trials_boundary_at_the_loops_own_is_both_and_counts_once() -> None:
+    steps = [10.0 + 50.0 * (i in (5, 15)) for i in range(20)]
+    w = window("trial", steps, boundary_steps=(5, 15), crossed_steps=(5, 15))
+    assert window_times(w).wall_of_trial(10, 7.0, 99.0).value == pytest.approx(15.0)
+    # Whole epochs need no model: their mean is what a step takes.
+    assert window_times(w).wall_of_trial(10, None, 0.0).value == pytest.approx(sum(steps) / 20)

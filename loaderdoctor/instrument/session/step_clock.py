@@ -36,6 +36,7 @@ class _Step(NamedTuple):
     closed: int
     extra_ns: int  # boundary work before `opened`, less what belongs to the next boundary
     boundary: bool
+    crossed: bool
     gap_from: int | None  # mark that closed the step before, where an epoch boundary lies between
     gap_other_ns: int  # host time in that gap that is not the boundary's
     foreign_gap: bool  # other loaders were fetched in that gap
@@ -47,7 +48,8 @@ class StepTimes:
 
     host_ns: tuple[int, ...]
     device_ns: tuple[int, ...] | None
-    boundary_steps: tuple[int, ...]
+    boundary_steps: tuple[int, ...]  # an epoch of the loop's ended before them
+    crossed_steps: tuple[int, ...]  # an epoch of a trial's loader did
     start_ns: int
     end_ns: int
 
@@ -149,6 +151,7 @@ class StepClock:
         self._foreign = False
         self._foreign_at = 0  # mark that closed the last such step, or the window's first
         self._boundary = False
+        self._crossed = False
         self._extra = 0
         self._teardown_inside = 0
         self._gap_from: int | None = None
@@ -200,7 +203,7 @@ class StepClock:
         if self._open is not None:
             self._close_step(index, minus_ns=0)
             self._extra = 0
-            self._boundary = False
+            self._boundary = self._crossed = False
             self._gap_from = None
         elif self._gap_from is not None:
             self._gap_other = max(0, now - self._marks[self._gap_from] - self._extra)
@@ -239,7 +242,7 @@ class StepClock:
     def crossed(self) -> None:
         """The open step's batch came from the next epoch of a trial's loader."""
         self._uneventful = False
-        self._boundary = True
+        self._crossed = True
 
     def teardown(self, ns: int) -> None:
         """Workers of an old iterator were shut down."""
@@ -275,6 +278,7 @@ class StepClock:
             host_ns=host,
             device_ns=device,
             boundary_steps=tuple(i for i, s in enumerate(steps) if s.boundary),
+            crossed_steps=tuple(i for i, s in enumerate(steps) if s.crossed),
             start_ns=self._marks[0] if self._marks else 0,
             end_ns=self._marks[-1] if self._marks else 0,
         )
@@ -333,6 +337,7 @@ class StepClock:
                 index,
                 self._extra - minus_ns,
                 self._boundary,
+                self._crossed,
                 self._gap_from,
                 self._gap_other,
                 self._gap_foreign,
@@ -344,7 +349,7 @@ class StepClock:
         self._gap_from = len(self._marks) - 1
         self._extra = 0
         self._gap_other = 0
-        self._gap_foreign = False
+        self._gap_foreign = self._crossed = False
         self._boundary = True
 
 
@@ -354,4 +359,4 @@ def _opened(step: _Step | int) -> int:
 
 def _plain(opened: int) -> _Step:
     """A step from one mark to the next, and nothing else."""
-    return _Step(opened, opened + 1, 0, False, None, 0, False)
+    return _Step(opened, opened + 1, 0, False, False, None, 0, False)

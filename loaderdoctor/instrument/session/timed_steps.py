@@ -198,6 +198,7 @@ class TimedSteps:
             host_step_ns=times.host_ns,
             device_step_ns=times.device_ns,
             boundary_steps=times.boundary_steps,
+            crossed_steps=times.crossed_steps,
             fetches=fetches,
             boundaries=tuple(session.window.boundaries),
             worker_cpu_ns=cpu.workers_ns,

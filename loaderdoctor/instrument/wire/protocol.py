@@ -272,6 +272,9 @@ class WindowDone(Message, frozen=True, kw_only=True, omit_defaults=True):
     # Which of those steps hold an epoch boundary of a loader of the step (iterator re-created,
     # first batch of the new one): indexes into host_step_ns, ascending.
     boundary_steps: tuple[int, ...] = ()
+    # Of a trial: those whose batch was the first of another epoch of its own loader, which ends at
+    # other steps than the loop's epochs do.
+    crossed_steps: tuple[int, ...] = ()
     fetches: tuple[FetchRecord, ...] = ()
     boundaries: tuple[BoundaryRecord, ...] = ()
     worker_cpu_ns: int | None = None  # user+system time of all workers over the window

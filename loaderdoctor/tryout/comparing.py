@@ -30,8 +30,9 @@ WORTH_DECIDING = 0.05
 # cores and pages are others. Of 30 proofs (16 scripts, H200 hosts, 2 to 6 CPUs each, three turns of
 # new processes) what was got lies this far from what was promised, the proofs' own noise taken out.
 # With these two, 25 of the ratios got lie within the promise's interval; with 0.10, taken from the
-# first 18, ten of the twelve that came after. Workers tried on two CPUs gain less in a new process,
-# by a fifth: in a heap that has run for long a step takes a tenth of the page faults.
+# first 18, ten of the twelve that came after. Workers tried on two CPUs gained less in a new
+# process, by a fifth: ends of short epochs counted half then (docs/accuracy.md), and in a heap that
+# has run for long a step takes a tenth of the page faults.
 BETWEEN_PROCESSES = 0.12
 # Part of the squared distance (of logarithms) between the loop as it is in a trial's rounds and in
 # its first windows: 0.18 in the root mean square of these 30, and new processes lay in the middle.

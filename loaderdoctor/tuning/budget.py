@@ -12,7 +12,7 @@ from loaderdoctor.tuning.candidates import (
     crowds,
     predicted_ms,
 )
-from loaderdoctor.tuning.step_windows import MIN_STEPS, Served, Step, queued
+from loaderdoctor.tuning.step_windows import MIN_STEPS, WINDOW_MS, Served, Step, queued
 
 # Of the time that a run takes for sure, what trying may cost: time beyond the best so far. What
 # was gained pays for nothing: a long run can wait for its next trial.
@@ -165,6 +165,16 @@ class Budget:
         longer = predicted_ms(self._loop, settings, best, known, sure) - pace.value
         longer *= n if at_epoch else self._epoch_left
         return opening + min(back, max(0.0, longer))
+
+    def confirming_ms(
+        self, own: Settings, was: Served, best: Settings, known: Served, n_windows: int
+    ) -> float:
+        """What it takes to go back to the loop's own for so many windows, and to return."""
+        assert was.pace_ms is not None
+        assert known.pace_ms is not None
+        steps = queued(own) + n_windows * max(MIN_STEPS, WINDOW_MS / was.pace_ms)
+        longer = steps * max(0.0, was.pace_ms - known.pace_ms)
+        return longer + self.opening_ms(best) + self.opening_ms(own)
 
     def back_ms(self, best: Settings, known: Served, served: Served) -> float:
         """What going back to the best takes: at once, or being `served` on until the next epoch."""

@@ -33,7 +33,6 @@ from loaderdoctor.tuning.candidates import (
 )
 from loaderdoctor.tuning.step_windows import (
     MIN_BOUNDARIES,
-    MIN_STEPS,
     WINDOW_MS,
     Gathering,
     Served,
@@ -44,6 +43,7 @@ from loaderdoctor.tuning.step_windows import (
     is_slower,
     queued,
     saves_boundaries,
+    undecided,
 )
 
 # Windows of the loop's own before anything is tried: with four, Student's factor is 3.2.
@@ -58,6 +58,8 @@ MAX_CONFIRMS = 3
 # Of 60 simulated trainings of 3,000 steps that nothing can help, 4 kept a setting for a while, and
 # none was proven against the loop's own (`tests/tuning/test_tuner.py` has eight of them).
 WIDENING = 2.0
+HELD_AGAINST_OWN = "held against the loop's own settings once more"
+UNDECIDED: frozenset[Verdict] = frozenset({"too-dear", "not-separable"})
 # A single window this much longer is no noise: the setting goes at once.
 HOPELESS = 1.5
 
@@ -86,6 +88,7 @@ class Tuner:
         self._gathering = Gathering(loop.own, WARM_UP_STEPS)
         self._tried: list[Tried] = []
         self._given_up: set[Settings] = {loop.own}
+        self._again: dict[Settings, float] = {}  # tried once, undecided; from this run_ms on again
         self._chosen_at: int | None = None
         self._proven = False
         self._n_steps = 0
@@ -110,12 +113,11 @@ class Tuner:
         """Count a step, or several. The settings to go over to, where others than before."""
         self._n_steps += step.n
         self._budget.moved(step)
-        served = self._served
         if step.serving is not self._serving:
-            served = self._served = self._known.setdefault(step.serving, Served())
+            self._served = self._known.setdefault(step.serving, Served())
             self._serving = step.serving
         self._account(step)
-        wanted = self._wanted
+        served, wanted = self._served, self._wanted
         arrived = step.settled and (step.serving is wanted or step.serving == wanted)
         if not arrived and not self._waits_for_epoch(step):
             return self._cut_short()
@@ -159,14 +161,16 @@ class Tuner:
     # ------------------------------------------------------------ what it costs
 
     def _account(self, step: Step) -> None:
+        """Workers that are only kept have the best's pace: what differs is the machine's."""
         if self._state == "watching":
             return
         changes = self._asked_at is not None or self._wanted is not self._best
+        kept = not step.first and step.serving == replace(self._best, persistent_workers=True)
         self._budget.add(
             step,
             own=self._own,
             best=self._best_served,
-            trial=self._wanted if changes and not self._waits_for_epoch(step) else None,
+            trial=self._wanted if changes and not (kept or self._waits_for_epoch(step)) else None,
             opens=self._asked_at == self._n_steps - 1 and not self._at_epoch,
         )
 
@@ -182,11 +186,12 @@ class Tuner:
 
     def _cut_short(self) -> Ask | None:
         """End a trial that has become too dear, in the middle of a window."""
-        trying = self._state == "trying" and self._wanted != self._best
-        if not trying or self._budget.allows(self._back_ms, self._best_served, planned=False):
+        trying, best_ms = self._state == "trying", self._best_served.pace_ms
+        if not trying or self._wanted == self._best or best_ms is None:
+            return None
+        if self._budget.allows(self._back_ms, self._best_served, planned=False):
             return None  # it would have to be gone back from
-        best_ms = self._best_served.pace_ms
-        if best_ms is None or not self._budget.goes_on_losing(self._wanted, best_ms):
+        if not self._budget.goes_on_losing(self._wanted, best_ms):
             return None
         self._give_up(self._wanted, "too-dear")
         return self._next()
@@ -245,11 +250,10 @@ class Tuner:
         return more and wanted.num_workers == best.num_workers
 
     def _keep(self) -> Ask | None:
-        settings, best = self._wanted, self._best
-        was = self._known[best].step_ms(MAX_WINDOWS)
-        self._note(settings, "kept", self._known[settings].step_ms(), was)
+        settings, now = self._wanted, self._known[self._wanted]
+        self._note(settings, "kept", now.step_ms(), self._known[self._best].step_ms(MAX_WINDOWS))
         self._choose(settings, self._n_steps)
-        self._n_chosen_by = len(self._known[settings].windows)
+        self._n_chosen_by = len(now.windows)
         self._given_up.add(settings)
         return self._next()
 
@@ -262,8 +266,12 @@ class Tuner:
         if settings in self._given_up and verdict != "failed":
             return
         self._given_up.add(settings)
-        known, was = self._known.get(settings), self._known[self._best].step_ms(MAX_WINDOWS)
-        self._note(settings, verdict, None if known is None else known.step_ms(), was, reason)
+        known, was = self._known.setdefault(settings, Served()), self._known[self._best]
+        self._note(settings, verdict, known.step_ms(), was.step_ms(MAX_WINDOWS), reason)
+        if verdict in UNDECIDED and settings not in self._again and undecided(known, was):
+            self._again[settings] = self._budget.run_ms + MAX_WINDOWS * WINDOW_MS
+            self._given_up.discard(settings)
+            self._known[settings] = Served()
 
     def _note(
         self,
@@ -274,15 +282,16 @@ class Tuner:
         reason: str = "",
     ) -> None:
         """A trial has ended."""
-        tried = Tried(
-            settings=settings,
-            verdict=verdict,
-            at_step=self._n_steps,
-            step_ms=step_ms,
-            against_ms=against_ms,
-            reason=reason,
+        self._tried.append(
+            Tried(
+                settings=settings,
+                verdict=verdict,
+                at_step=self._n_steps,
+                step_ms=step_ms,
+                against_ms=against_ms,
+                reason=reason,
+            )
         )
-        self._tried.append(tried)
         self._budget.end_trial()
 
     def _next(self) -> Ask | None:
@@ -291,7 +300,8 @@ class Tuner:
         if len(best.windows) < MIN_OWN_WINDOWS:
             return self._rest()  # or nothing could be told from it
         for settings in candidates(self._loop, self._best, self._known, cost):
-            if settings in self._given_up or in_vain(settings, self._tried):
+            later = self._again.get(settings, 0.0) > self._budget.run_ms
+            if later or settings in self._given_up or in_vain(settings, self._tried):
                 continue
             if (reason := self._refusal(settings)) is not None:
                 self._give_up(settings, "refused", reason)
@@ -329,20 +339,16 @@ class Tuner:
     def _begin_confirming(self) -> Ask | None:
         """The loop's own once more, as soon as that is paid for."""
         own = self._loop.own
-        own_ms, best_ms = self._own.pace_ms, self._best_served.pace_ms
-        assert own_ms is not None
-        assert best_ms is not None
-        steps = queued(own) + CONFIRM_WINDOWS * max(MIN_STEPS, WINDOW_MS / own_ms)
-        expected = steps * max(0.0, own_ms - best_ms)
-        expected += self._budget.opening_ms(self._best) + self._budget.opening_ms(own)
+        n, best = CONFIRM_WINDOWS, self._best_served
+        expected = self._budget.confirming_ms(own, self._own, self._best, best, n)
         # Not those that it was chosen by: they are its lucky ones.
         around = self._known[self._best].windows[self._n_chosen_by :]
-        if len(around) < CONFIRM_WINDOWS or not self._budget.allows(expected, self._best_served):
+        if len(around) < n or not self._budget.allows(expected, best):
             return self._rest()
         self._state = "confirming"
         self._n_confirms += 1
         if self._n_confirms == 1:
-            self._own_again, self._best_around = [], around[-CONFIRM_WINDOWS:]
+            self._own_again, self._best_around = [], around[-n:]
         return self._ask(own)
 
     def _confirm(self, served: Served) -> Ask | None:
@@ -358,19 +364,15 @@ class Tuner:
         if len(around) < (1 + self._n_confirms) * CONFIRM_WINDOWS:
             return None
         before, after = Served(windows=again), Served(windows=around)
-        was, now = before.step_ms(), after.step_ms()
+        was, gain = before.step_ms(), gained(before, after, MAX_WINDOWS)
         assert was is not None
-        assert now is not None
         self._budget.end_trial()
-        shorter = gained(before, after, MAX_WINDOWS)
-        gain = shorter.value
-        if gain > WIDENING * shorter.margin:
+        if gain.value > WIDENING * gain.margin:
             self._proven = True
             return self._next()
-        if gain >= MIN_GAIN_SHARE * was.value:
+        if gain.value >= MIN_GAIN_SHARE * was.value:
             return self._next()  # once more; in the end it is kept, and said not to be proven
-        reason = "held against the loop's own settings once more"
-        self._note(self._best, "not-separable", now, was, reason)
+        self._note(self._best, "not-separable", after.step_ms(), was, HELD_AGAINST_OWN)
         self._choose(self._loop.own, None)
         self._state = "done"
         return self._ask(self._best)
@@ -384,7 +386,7 @@ class Tuner:
             return True
         if not became_slower(served, LAST_WINDOWS):
             return not is_slower(served, LAST_WINDOWS)
-        self._given_up = {self._best}
+        self._given_up, self._again = {self._best}, {}
         now = served.lately(LAST_WINDOWS)
         self._known = {self._loop.own: self._own, self._best: now}
         self._own, self._served, self._best_served = self._known[self._loop.own], now, now

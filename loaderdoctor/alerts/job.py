@@ -21,6 +21,9 @@ from loaderdoctor.units import NS_PER_MS, NS_PER_S
 # A rank whose waits exceed its peers' by this much of the step, in so many beats in a row.
 BEHIND_SHARE: Final = 0.10
 BEHIND_BEATS: Final = 5
+# Steps whose copies tell what those of a beat held up: as many are seen before they are seen half
+# as often (`recorder.COPIES_LOOKS`).
+N_COPIED: Final = 4
 
 
 @dataclass(slots=True, eq=False)
@@ -228,7 +231,8 @@ class History:
         self.last_beat_s: float | None = None
         self._row_s = FIRST_ROW_S
         self._dry = (0, 0.0)  # sampled steps so far, and the seconds of them
-        self._copied = (0, 0.0)  # the same of copies
+        # The same of copies, in the latest steps whose copies were seen.
+        self._copied: deque[tuple[int, float]] = deque()
         self._outside = (0.0, 0.0)
 
     def beat(self, beat: Beat) -> Account:
@@ -291,14 +295,20 @@ class History:
         return dry_s / n * sums.n_steps if n else 0.0
 
     def _copied_s(self, beat: Beat) -> float | None:
-        """What copies held up, from sampled steps; None where none were seen so far."""
+        """What copies held up, by the latest steps seen; None where none were seen so far.
+
+        They are seen less and less often: a mean over the whole run would be that of its first
+        quarter of an hour for as long as it lasts.
+        """
         if beat.dry is None:
             return None
-        n, copy_s = self._copied = (
-            self._copied[0] + beat.dry.n_copied,
-            self._copied[1] + beat.dry.copy_ns / NS_PER_S,
-        )
-        return copy_s / n * beat.sums.n_steps if n else None
+        seen = self._copied
+        if beat.dry.n_copied:
+            seen.append((beat.dry.n_copied, beat.dry.copy_ns / NS_PER_S))
+            while sum(n for n, _ in seen) - seen[0][0] >= N_COPIED:
+                seen.popleft()
+        n = sum(n for n, _ in seen)
+        return sum(s for _, s in seen) / n * beat.sums.n_steps if n else None
 
     def _known_outside(self, wall: WallRecord | None) -> tuple[float, float]:
         if wall is None:

@@ -107,6 +107,17 @@ def test_quantiles_are_known_to_nine_percent() -> None:
     assert LogBins().quantile_ns(0.5) is None
 
 
+def test_copies_are_those_of_the_present_not_of_the_warm_up() -> None:
+    history = History(1000.0)
+    for n in range(40):  # seen often at first, then rarely; batches grow half-way
+        ms = 1 if n < 20 else 4
+        seen = 8 if n == 0 else int(n % 4 == 0)
+        dry = Dry(n_sampled=8, n_copied=seen, copy_ns=seen * ms * 1_000_000)
+        last = history.beat(beat(n, dry=dry))
+    assert last.copy_s == pytest.approx(0.4)
+    assert history.total.copy_s == pytest.approx(20 * 0.1 + 20 * 0.4, rel=0.25)
+
+
 def test_copies_of_sampled_steps_are_a_part_of_the_steps_and_none_where_none_were_seen() -> None:
     history = History(1000.0)
     nothing = history.beat(beat(0, dry=Dry(n_sampled=8, dry_ns=0)))
@@ -116,5 +127,5 @@ def test_copies_of_sampled_steps_are_a_part_of_the_steps_and_none_where_none_wer
     assert copied.step_s == pytest.approx(0.9)
     assert history.total.copy_s == pytest.approx(0.3)
     assert parts(copied) == pytest.approx(copied.recorded_s)
-    whole = history.beat(beat(2, dry=Dry(n_sampled=8, n_copied=1, copy_ns=NS)))
+    whole = history.beat(beat(2, dry=Dry(n_sampled=8, n_copied=4, copy_ns=NS)))
     assert whole.step_s == pytest.approx(0.0)  # never more than the steps

@@ -58,6 +58,10 @@ SAMPLE_NS: Final = 50_000_000  # the first of these that lasts so long
 # changes a look, some 80 looks a week.
 COPIES_NS: Final = 200_000_000
 COPIES_LOOKS: Final = 4
+# Where steps have become so many times as long or as short (a curriculum, longer sequences), copies
+# are seen at once, and a quarter as far apart again: so often at most, 128 looks in all.
+COPIES_CHANGED: Final = 1.3
+COPIES_ANEW: Final = 16
 # A block is what change points are told from: enough steps for a median, long enough to average
 # over the scheduler, and soon enough for a change to be named within 200 steps or 30 s.
 BLOCK_NS: Final = 250_000_000
@@ -204,14 +208,19 @@ class Recorder:
         marks, tuner = self._marks, self._tuner
         add, dry, copies = marks.add, self._dry, self._copies
         sampled = False
-        copies_due_ns = n_looks = 0
+        copies_due_ns = n_looks = n_anew = 0
+        looked_at_ns = self._typical_ns
 
         def fetched(batch: Any) -> None:
-            nonlocal sampled, copies_due_ns, n_looks
+            nonlocal sampled, copies_due_ns, n_looks, n_anew, looked_at_ns
             window.watch_batch = None
             if dry is not None and copies is not None:
                 dry.after_fetch()
-                now = perf_counter_ns()
+                now, step_ns = perf_counter_ns(), self._typical_ns
+                longer, shorter = COPIES_CHANGED * looked_at_ns, looked_at_ns / COPIES_CHANGED
+                if not shorter <= step_ns <= longer and n_anew < COPIES_ANEW:
+                    looked_at_ns, n_anew = step_ns, n_anew + 1
+                    copies_due_ns, n_looks = now, max(0, n_looks - 2 * COPIES_LOOKS)
                 if now >= copies_due_ns:
                     copies_due_ns = now + (COPIES_NS << n_looks // COPIES_LOOKS)
                     n_looks += 1

@@ -75,6 +75,58 @@ def test_copies_are_looked_at_less_and_less_often(monkeypatch: pytest.MonkeyPatc
     assert per_day[-1] < 100  # three changes of torch.Tensor each, and a thousand are allowed
 
 
+def test_copies_are_looked_at_anew_where_steps_have_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    session: Any = SimpleNamespace(workers=SimpleNamespace(sums_folder=Path("nothing-there")))
+    recorder: Any = Recorder(session)
+    recorder._dry, recorder._copies = Probe(), Probe()
+    recorder._typical_ns = 1e9
+    now = 0
+    monkeypatch.setattr(recording, "perf_counter_ns", lambda: now)
+    recorder._open(0)
+    looks = []
+    for hour in range(24):
+        begun = recorder._copies.n_begun
+        if hour >= 12:
+            recorder._typical_ns *= 1.01  # slowly: 1.13 times as long by the end
+        if hour == 18:
+            recorder._typical_ns *= 2
+        for _ in range(3600):
+            now += 10**9
+            session.window.count(now)
+            if session.window.watch_batch is not None:
+                session.window.watch_batch(None)
+            recorder._marks.take()
+            recorder._sample_at -= 1
+        looks.append(recorder._copies.n_begun - begun)
+    assert looks[0] > 20
+    assert sum(looks[6:18]) <= 8  # seldom by now
+    assert sum(looks[18:]) >= sum(looks[12:18]) + 2
+    assert looks[18] >= 1
+
+
+def test_a_pace_that_jumps_to_and_fro_makes_no_end_of_looks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    session: Any = SimpleNamespace(workers=SimpleNamespace(sums_folder=Path("nothing-there")))
+    recorder: Any = Recorder(session)
+    recorder._dry, recorder._copies = Probe(), Probe()
+    recorder._typical_ns = 1e9
+    now = 0
+    monkeypatch.setattr(recording, "perf_counter_ns", lambda: now)
+    recorder._open(0)
+    for n in range(100_000):
+        now += 10**9
+        recorder._typical_ns = 1e9 if n // 50 % 2 else 2e9
+        session.window.count(now)
+        if session.window.watch_batch is not None:
+            session.window.watch_batch(None)
+        recorder._marks.take()
+        recorder._sample_at -= 1
+    assert recorder._copies.n_begun < 220
+
+
 def test_a_step_whose_copies_are_seen_is_not_handed_out_quickly() -> None:
     session: Any = SimpleNamespace(workers=SimpleNamespace(sums_folder=Path("nothing-there")))
     recorder: Any = Recorder(session)

@@ -65,6 +65,19 @@ def test_a_slow_drift_does_not_change_the_winner() -> None:
     assert ranking.drift > 1.1
 
 
+@pytest.mark.parametrize("drift_per_s", [0.0075, 0.01, 0.015])
+def test_a_machine_half_as_slow_again_at_the_end_may_name_another_of_nearly_the_best(
+    drift_per_s: float,
+) -> None:
+    script_run = SimulatedRun(workers_help, OWN, noise=0.01, drift_per_s=drift_per_s)
+    _, ranking = swept(script_run)
+    assert ranking.recommended is not None
+    named = workers_help(ranking.results[ranking.recommended].settings)
+    assert named.step_ms == 5.0  # its epochs may begin as slowly as ever: a tenth of the pace
+    assert ranking.drift is not None
+    assert ranking.drift > 1.3
+
+
 def test_a_cold_start_is_not_held_against_the_loops_own_settings() -> None:
     script_run = SimulatedRun(all_the_same, OWN, noise=0.01, slow_start=5.0)
     _, ranking = swept(script_run)

@@ -47,18 +47,17 @@ def glimpse() -> tuple[Any, ...]:
         if type(made).__name__ != _TWISTER:  # another was set, or another NumPy
             return states()
         legacy = ctypes.string_at(made.ctypes.state_address, _TWISTER_BYTES)
-    of_python = _pythons()
+    of_python = _pythons(getattr(random, "_inst", None))
     python = random.getstate() if of_python is None else of_python()
     return python, legacy, torch.get_rng_state().numpy().tobytes()
 
 
 @functools.cache
-def _pythons() -> Callable[[], tuple[Any, ...]] | None:
+def _pythons(generator: Any) -> Callable[[], tuple[Any, ...]] | None:
     """What reads the words of Python's generator and how many are used; None where they lie else.
 
     CPython has them behind an object's head, which is made sure of.
     """
-    generator: Any = getattr(random, "_inst", None)
     head = object.__basicsize__
     if sys.implementation.name != "cpython" or type(generator) is not random.Random:
         return None

@@ -31,7 +31,7 @@ DRAWS: dict[str, Callable[[], object]] = {
 @pytest.mark.parametrize("name", DRAWS)
 def test_a_draw_is_glimpsed(name: str, in_memory: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not in_memory:  # another Python
-        monkeypatch.setattr(draws, "_pythons", lambda: None)
+        monkeypatch.setattr(draws, "_pythons", lambda generator: None)
     before = glimpse()
     assert glimpse() == before
     DRAWS[name]()
@@ -39,13 +39,24 @@ def test_a_draw_is_glimpsed(name: str, in_memory: bool, monkeypatch: pytest.Monk
 
 
 def test_pythons_words_are_read_where_they_lie() -> None:
-    found = draws._pythons()
+    found = draws._pythons(vars(random)["_inst"])
     assert found is not None
     words, kept = found()
     assert (*struct.unpack("=i624I", words)[1:], struct.unpack("=i624I", words)[0]) == (
         random.getstate()[1]
     )
     assert kept == random.getstate()[2]
+
+
+def test_pythons_generator_may_be_another_one_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = glimpse()
+    other = random.Random(3)
+    monkeypatch.setattr(random, "_inst", other)
+    monkeypatch.setattr(random, "getstate", other.getstate)
+    seen = glimpse()
+    assert seen != before
+    other.random()
+    assert glimpse() != seen
 
 
 def test_generators_of_its_own_are_no_draws() -> None:

@@ -155,7 +155,7 @@ class watching:  # noqa: N801 - a context manager, called like a function
         self._script_run.stop()
 
     def _measure(self, diagnosis: Diagnosis) -> None:
-        while not self._measured(diagnosis):  # each once a run
+        while not self._measured(diagnosis):
             diagnosis.start_over()
 
     def _measured(self, diagnosis: Diagnosis) -> bool:

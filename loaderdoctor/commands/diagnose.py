@@ -233,7 +233,7 @@ class _Run:
         """The loop, once it is warm; and again where training only then begins, or changes."""
         observed = script_run.wait_observed(START_TIMEOUT_S, self._tell_of_waiting)
         self.diagnosis = self._diagnosis()  # it may be another run than the one that was started
-        while not self._measured(observed):  # each once a run
+        while not self._measured(observed):
             observed = script_run.wait_observed(START_TIMEOUT_S, self._tell_of_waiting)
 
     def _measured(self, observed: Observed) -> bool:

@@ -135,7 +135,7 @@ def measure(
         say(f"waiting for the first steps of {target.name}")
         _wait_warm(script_run, START_TIMEOUT_S)
         loop = _Loop(asked, trace_dir, script_run, opener(asked, trace_dir))
-        while (evidence := loop.measured(say, show, watch)) is None:  # each once a run
+        while (evidence := loop.measured(say, show, watch)) is None:
             _wait_warm(script_run, START_TIMEOUT_S)
         return evidence
 

@@ -192,7 +192,7 @@ def _without_workers(facts: Facts, cost: Cost, startup: Cost) -> Prediction | No
         return None
     step_ms = cost.step_ms - cost.ms + made_ms
     return Prediction(
-        sentence=f"num_workers=0 starts none: making the batches in the loop takes about "
+        sentence=f"num_workers=0 starts none: making the batches in the loop takes at most "
         f"{fmt.ms(made_ms)} a step, which would bring it to {fmt.ms(step_ms)}.",
         setting="num_workers",
         which="fewer",

@@ -107,7 +107,7 @@ class Session:
         self.roles = RoleObserver(self.passes, patient=patient)
         self.definition: Definition | None = None
         self._defined_ns = 0
-        self._changed_loader = False  # training went on with another loader: followed once a run
+        self._n_followed = 0  # times that training was followed to another loader
         self.device: torch.device | None = None
         self.boundaries: list[BoundaryRecord] = []
         self.n_steps = 0
@@ -192,17 +192,16 @@ class Session:
         """Start over with this loader if training has left the one that feeds the step for it.
 
         A pass as long as all that was watched before it, or ten seconds, is another phase: passes
-        by turns come back sooner, or are most of it. Ranks would each decide for themselves.
+        by turns come back sooner, or are most of it; each time it takes twice as long, or long
+        epochs by turns would be followed for ever. Ranks would each decide for themselves.
         """
         definition, began_ns = self.definition, self.wall.began_ns
         assert definition is not None
         watched_s = (began_ns - self._defined_ns) / NS_PER_S
-        lasts_s = (now - began_ns) / NS_PER_S
-        if lasts_s < max(MIN_PHASE_S, min(watched_s, MAX_PHASE_S)):
+        least_s = max(MIN_PHASE_S, min(watched_s, MAX_PHASE_S)) * 2**self._n_followed
+        if (now - began_ns) / NS_PER_S < least_s or self.group or self.recording is not None:
             return False
-        if self._changed_loader or self.group or self.recording is not None:
-            return False
-        self._changed_loader = True
+        self._n_followed += 1
         self.note(
             LOADER_CHANGED,
             f"{definition.clock.id} fed the first {self.n_steps} steps, {loader} those that "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from loaderdoctor.attribution.wall import wall_facts
 from loaderdoctor.instrument.session import session
+from loaderdoctor.instrument.session.roles import Definition
 from loaderdoctor.instrument.wire.protocol import (
     BATCHES_REPLAYED,
     LOADER_CHANGED,
@@ -21,7 +23,7 @@ from loaderdoctor.instrument.wire.protocol import (
 from loaderdoctor.instrument.wire.records import OutsideRecord
 from loaderdoctor.settings import Settings
 from tests.findings.builders import step
-from tests.instrument.watched import Trainer, Watched, loader_of, request, watch
+from tests.instrument.watched import QueuedChannel, Trainer, Watched, loader_of, request, watch
 
 N_EPOCHS = 6
 LONG = request(1, "plain", n_steps=10_000)  # the loop is watched to its end
@@ -153,6 +155,22 @@ def test_training_that_goes_on_with_another_loader_is_followed(
     (told,) = [note for note in run.notes if note.kind == LOADER_CHANGED]
     assert after.loaders[0].id in told.text and after.loaders[1].id in told.text
     assert all(s.substitute.source is None for s in run.session.registry.states)
+
+
+def test_each_time_a_phase_must_last_twice_as_long(tmp_path: Path) -> None:
+    one = session.Session(QueuedChannel(), run_dir=tmp_path, records_workers=False)
+    state = next(iter(two_phases(40).session.registry.states))
+    second = 1_000_000_000
+    for n in range(3):
+        one.definition = Definition(
+            clock=state, train=(state,), tick="fetch", optimizer=None, thread=0, text=""
+        )
+        began_ns = one.wall.began_ns = time.perf_counter_ns()
+        least_ns = int(session.MIN_PHASE_S * 2**n * second)
+        one._defined_ns = began_ns  # nothing was watched before
+        assert not one.follow("b.py:1", began_ns + least_ns - second // 100)
+        assert one.follow("b.py:1", began_ns + least_ns + second // 100)
+        assert one.definition is None
 
 
 def test_a_short_pass_that_trains_is_not_followed() -> None:

@@ -202,11 +202,9 @@ def open_beyond(budget_s: float, most_s: float) -> str:
     )
 
 
-def not_compared(evidence: LoopEvidence | None, severity: VerdictSeverity) -> str | None:
+def not_compared(evidence: LoopEvidence | None) -> str | None:
     """What a verdict of the loop's waits alone leaves out; None where rounds were measured."""
     if evidence is None or evidence.rounds or not _no_time(evidence):
-        return None
-    if severity not in ("none", "uncertain"):
         return None
     return (
         "The loop was not compared with batches already in memory: there was no time for it. What "

@@ -364,7 +364,7 @@ class Diagnosis:
         if reason is not None:
             text = f"There is no profiler trace: {reason}"
             said[("no-trace", text if text.endswith(".") else f"{text}.")] = None
-        if (lacking := not_compared(self.evidence, analysis.severity)) is not None:
+        if (lacking := not_compared(self.evidence)) is not None:
             said[("not-compared", lacking)] = None
         if self.interrupted:
             said[("interrupted", "Interrupted: this is what had been measured by then.")] = None

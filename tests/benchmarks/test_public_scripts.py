@@ -361,6 +361,11 @@ def test_a_loop_of_its_own_batches_that_prints_no_times_is_judged_by_its_verdict
     row["said"]["bound"] = "input"
     (wrong,) = why_wrong(case, row | {"meters": None}, None, FINE, DONE)
     assert "its batches come from no loader" in wrong
+    text = "train.py: no torch DataLoader was iterated in 2 backward passes"
+    told = public_truth.Ended(code=1, output=text, seconds=1.0)
+    assert why_wrong(case, {}, None, FINE, told) == []
+    broken = public_truth.Ended(code=1, output="ValueError: no", seconds=1.0)
+    assert why_wrong(case, {}, None, FINE, broken)
 
 
 def test_a_script_with_nothing_to_measure_is_to_be_told_why() -> None:

@@ -26,6 +26,7 @@ class Workload:
     compute_s: float
     n_workers: int
     extra: dict[str, Any] = field(default_factory=dict)
+    file_s: float = 0.0  # of reading a file beside its bytes, about
 
     @property
     def n_steps(self) -> int:
@@ -35,7 +36,7 @@ class Workload:
     def epoch_s(self) -> float:
         """Of computing and of reading at 100 MB a second: which takes longest."""
         n_bytes = self.n_files * self.samples_per_file * self.record_bytes
-        return self.n_steps * self.compute_s + n_bytes / 1e8
+        return self.n_steps * self.compute_s + n_bytes / 1e8 + self.n_files * self.file_s
 
     def overrides(self, data: Path) -> dict[str, Any]:
         return {
@@ -196,5 +197,6 @@ WORKLOADS = (
         compute_s=0.010,
         n_workers=2,
         extra={"dataset.format": "csv"} | SMALL,
+        file_s=0.05,
     ),
 )

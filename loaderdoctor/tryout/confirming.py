@@ -2,8 +2,9 @@
 
 The best of many is partly luck, so the candidate's gain is measured again, next to the loop's own
 settings. The candidate is the simplest of those that are equally fast, which noise can hide or
-feign, so the fastest runs beside it: where the candidate is shown to be slower than it by more than
-simplicity is worth, the next simplest takes its place (`ranking.rank` says which).
+feign, so the fastest runs beside it (of a preset, whose time is its rows', where rounds of three
+fit, and for as long as simplicity looks dear there): where the candidate is shown to be slower than
+it by more than simplicity is worth, the next simplest takes its place (`ranking.rank` says which).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from loaderdoctor.tryout.trials import Trial
 from loaderdoctor.tryout.windows import MIN_STEPS, WINDOW_S, Plan
 
 MAX_PAIRS = 12  # of a search, and of a preset
-# Of the others: as many as it takes, while there is time. Where windows vary by 10 %, a gain of
+# Of a grid: as many as it takes, while there is time. Where windows vary by 10 %, a gain of
 # 10 % is beyond the noise after about 30.
 MOST_PAIRS = 60
 # Where noise leaves open whether the candidate gains, or is too slow beside the fastest, measuring
@@ -27,11 +28,13 @@ SECOND_CAP = 1.5
 
 def confirmed(known: Known, last: Round | None) -> Round | Done:
     """The candidate, the loop's own settings and the fastest in rounds of alternating order."""
-    ranking = known.ranking(proposing=True)
+    beside = known.options.may_go_on or _is_beside(known, last)
+    ranking = known.ranking(proposing=beside)
     candidate = 1 if known.options.part == "confirm" else ranking.candidate
     if not candidate:
         return Done()
-    among = [known.trials[i] for i in _contenders(known, ranking, candidate)]
+    contenders = _contenders(known, ranking, candidate) if beside else (0, candidate)
+    among = [known.trials[i] for i in contenders]
     if not all(trial.alive for trial in among):
         return Done()
     plan = last.plan if last is not None else _rounds(known, among)
@@ -40,6 +43,9 @@ def confirmed(known: Known, last: Round | None) -> Round | Done:
     if not plan or done >= n_most:
         return Done()
     may_be_slow = ranking.may_be_too_slow(candidate)
+    if done >= MIN_PAIRS and not known.options.may_go_on:  # the gain needs what time there is
+        may_be_slow = ranking.looks_too_slow(candidate)
+        among = among if may_be_slow else among[:2]
     is_open = may_be_slow or _gain_is_open(ranking)
     if done >= plan.n_rounds:
         if not is_open:
@@ -84,8 +90,21 @@ def _contenders(known: Known, ranking: Ranking, candidate: int) -> list[int]:
     return list(dict.fromkeys((0, candidate, ranking.best)))
 
 
+def _is_beside(known: Known, last: Round | None) -> bool:
+    """Whether rounds of a preset measure the fastest too: while they do, if time holds it."""
+    ranking = known.ranking(proposing=True)
+    if last is not None:
+        return any(window.trial == ranking.best for window in last.windows)
+    if not ranking.candidate:
+        return False
+    among = [known.trials[i] for i in _contenders(known, ranking, ranking.candidate)]
+    plan = _rounds(known, among)
+    round_s = sum(known.cost(trial).measurement_s(plan.window_s) for trial in among)
+    return MIN_PAIRS * round_s <= known.options.budget_s - known.spent_s
+
+
 def _left_s(known: Known, *, undecided: bool, is_open: bool) -> float:
-    if undecided and known.options.beside_fastest:
+    if undecided and known.options.may_go_on:
         return SECOND_CAP * known.options.budget_s - known.spent_s
     if undecided or is_open:  # the answer matters more than its reasons
         return known.left_s(windows.ABLATE_SHARE)
@@ -109,7 +128,7 @@ def _rounds(known: Known, among: list[Trial]) -> Plan:
 def _most(known: Known, plan: Plan, among: list[Trial]) -> int:
     """The most rounds that may be measured."""
     if not known.searching:
-        return MOST_PAIRS if known.options.beside_fastest else MAX_PAIRS
+        return MOST_PAIRS if known.options.may_go_on else MAX_PAIRS
     left = elimination.allowance(known) - known.n_timed_steps
     pair_steps = sum(known.cost(x).steps(plan.window_s, at_least=1) for x in among)
     return int(min(MAX_PAIRS, max(MIN_PAIRS, left / pair_steps)))

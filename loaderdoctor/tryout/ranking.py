@@ -67,7 +67,8 @@ OF_GAIN = 0.25
 # Only until it is measured there. Where nothing was, 15 of 16 simulated sweeps of 15 s with noise
 # of 5 and 10 % named a setting that takes 13.0 ms where another takes 7.5.
 SURELY = 1.5
-# Beside it, and of a gain there, by this much: 95 % of one look is less of one after each round.
+# Beside it, and of a gain there, by this much where rounds go on until it is settled: 95 % of one
+# look is less of one after each round.
 # At a noise of 20 %, 5 of 40 simulated sweeps of a loop that nothing helps named a setting without.
 AFTER_EACH = 1.25
 
@@ -174,12 +175,14 @@ def rank(
     own: Settings,
     steps_per_epoch: int | None,
     beside: bool = False,
+    looks: float = 1.0,
     proposing: bool = False,
 ) -> Ranking:
     """Everything that can be said about the trials so far; also after an interruption.
 
     `beside`: where enough rounds hold both, what was measured beside the fastest again is judged by
-    that. `proposing`: so will be what was not yet, and the candidate is whom to measure there next.
+    that, by intervals `looks` times as wide (AFTER_EACH where each round may be the last).
+    `proposing`: so will be what was not yet, and the candidate is whom to measure there next.
     """
     baseline_ratio = baseline_ratio_of(trials[0], steps_per_epoch) if trials else ONE_MACHINE
     noise = Noise.of(
@@ -240,7 +243,7 @@ def rank(
             simpler |= behind.keys() & beside_best.keys()
         choices = [best, *(r for r in ranked if r.index in simpler)]
         out = {
-            *(i for i, slower in beside_best.items() if _is_too_slow(slower)),
+            *(i for i, slower in beside_best.items() if _is_too_slow(slower, looks)),
             *(
                 i
                 for i, slower in beside_own.items()
@@ -251,7 +254,7 @@ def rank(
         candidate = choices[simplest([r.settings for r in choices], own)].index
     gain_ms, confirmed = gain(trials, results, candidate, noise, steps_per_epoch, baseline_ratio)
     if beside and confirmed and gain_ms is not None and gain_ms.bounded:
-        margin = AFTER_EACH * gain_ms.margin
+        margin = looks * gain_ms.margin
         gain_ms = Estimate.around(gain_ms.value, margin, n=gain_ms.n)
     own_cost = results[0].cost_ms
     ranking = Ranking(
@@ -322,9 +325,9 @@ def _beside(again: Sequence[ByRound], index: int, noise: Noise) -> dict[int, Est
     return found
 
 
-def _is_too_slow(slower: Estimate) -> bool:
-    """Surely by more than simplicity is worth; after each of many rounds it is asked anew."""
-    return slower.value - AFTER_EACH * slower.margin > SIMPLER_SHARE
+def _is_too_slow(slower: Estimate, looks: float) -> bool:
+    """Surely by more than simplicity is worth."""
+    return slower.value - looks * slower.margin > SIMPLER_SHARE
 
 
 def _again(

@@ -19,7 +19,7 @@ from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.settings import Settings
 from loaderdoctor.tryout import windows
 from loaderdoctor.tryout.measuring import Equipment, Measurer
-from loaderdoctor.tryout.ranking import Ranking, complexity, rank
+from loaderdoctor.tryout.ranking import AFTER_EACH, Ranking, complexity, rank
 from loaderdoctor.tryout.trials import Options, Outcome, Phase, PhaseName, Progress, Trial
 from loaderdoctor.tryout.windows import NOTHING, Cost, Plan
 
@@ -96,6 +96,7 @@ class Known:
             own=self.loop.own,
             steps_per_epoch=self.loop.steps_per_epoch,
             beside=self.options.beside_fastest,
+            looks=AFTER_EACH if self.options.may_go_on else 1.0,
             proposing=proposing and self.options.beside_fastest,
         )
 

@@ -244,11 +244,16 @@ class Options:
 
     @property
     def beside_fastest(self) -> bool:
-        """Whether what may be recommended runs beside the fastest, for as long as it takes.
+        """Whether what may be recommended runs beside the fastest.
 
-        Not where steps or rows are counted, nor of a part: a search, a preset, a cluster's node.
+        Not where steps are counted, nor of a part: a search, a cluster's node.
         """
-        return self.search == "grid" and not self.keep_all and self.part == "whole"
+        return self.search == "grid" and self.part == "whole"
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether it does for as long as it takes; a preset's rows are many, and keep to theirs."""
+        return self.beside_fastest and not self.keep_all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

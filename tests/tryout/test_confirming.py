@@ -106,10 +106,30 @@ def test_it_goes_on_until_the_second_cap_and_no_longer() -> None:
     assert isinstance(confirmed(known(made, spent_s=60.0, keep_all=True), before), Done)
 
 
-def test_a_search_and_a_preset_count_their_steps_and_rows_and_confirm_in_pairs() -> None:
+def test_a_search_counts_its_steps_and_confirms_in_pairs() -> None:
+    assert asked(confirmed(known(trials([10.0, 5.1, 5.0]), search="auto"), None)) == [0, 1]
+
+
+def test_a_preset_measures_beside_the_fastest_until_simplicity_looks_cheap_there() -> None:
+    """Its time is its rows': what is left of it is for the gain."""
+    for simpler_ms, among in ((5.1, [0, 1]), (6.5, [0, 1, 2])):
+        made = trials([10.0, 5.1, 5.0])
+        first = confirmed(known(made, keep_all=True), None)
+        assert asked(first) == [0, 1, 2] and isinstance(first, Round)
+        for trial, ms in zip(made, (10.0, simpler_ms, 5.0), strict=True):
+            swing = 0.2 * (-1) ** trial.index
+            trial.measurements += [
+                measured("confirm", n, ms * (1 + x))
+                for n, x in enumerate((0.0, swing, -swing), start=1)
+            ]
+        assert sorted(asked(confirmed(known(made, keep_all=True), first))) == among
+
+
+def test_a_preset_whose_time_is_short_confirms_in_pairs() -> None:
     made = trials([10.0, 5.1, 5.0])
-    for options in ({"keep_all": True}, {"search": "auto"}):
-        assert asked(confirmed(known(made, **options), None)) == [0, 1]
+    plenty, short = (known(made, keep_all=True, spent_s=s) for s in (30.0, 58.5))
+    assert asked(confirmed(plenty, None)) == [0, 1, 2]
+    assert asked(confirmed(short, None)) == [0, 1]
 
 
 def test_no_time_is_no_round() -> None:

@@ -102,7 +102,7 @@ def resnet50() -> nn.Module:
 class SideStream:
     """Copies the next batch on a stream of its own while this one computes.
 
-    With `half`, only the images' second half goes that way; the first waits in line.
+    With `half`, only the second half of (images, labels) goes that way; the first waits in line.
     """
 
     def __init__(self, source: Any, *, half: bool) -> None:
@@ -114,10 +114,13 @@ class SideStream:
 
         def load() -> Any:
             try:
-                x, y = next(batches)
+                batch = next(batches)
             except StopIteration:
                 return None
             with torch.cuda.stream(stream):
+                if isinstance(batch, dict):
+                    return {k: v.to(DEVICE, non_blocking=True) for k, v in batch.items()}
+                x, y = batch
                 if not self.half:
                     return x.to(DEVICE, non_blocking=True), y.to(DEVICE, non_blocking=True)
                 n = len(x) // 2
@@ -127,7 +130,7 @@ class SideStream:
         while following is not None:
             torch.cuda.current_stream().wait_stream(stream)
             current = following
-            for tensor in current:
+            for tensor in current.values() if isinstance(current, dict) else current:
                 if tensor.is_cuda:
                     tensor.record_stream(torch.cuda.current_stream())
             following = load()

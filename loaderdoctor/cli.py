@@ -178,7 +178,11 @@ def run(
     help="Ranks of trials with ddp=ddp.  [default: one for each GPU]",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the shuffled rounds.")
-@budget(None, "Seconds of measuring; trials are sized to fit.  [default: 120; presets their own]")
+@budget(
+    None,
+    "Seconds of measuring; trials are sized to fit, and half as many again where noise leaves the "
+    "answer open.  [default: 120; presets their own]",
+)
 @TRIAL_LIMIT
 @click.option(
     "--rerun", is_flag=True, help="Start SCRIPT again, and go on, where a trial took it down."

@@ -70,6 +70,15 @@ def cost_beyond_wait(facts: Facts) -> Cost | None:
     return part if ablation.input_ms.low > seen_ms else None
 
 
+def may_contend(facts: Facts) -> bool:
+    """Whether the loader seems to cost the loop more than its wait, though noise may be all of it.
+
+    As much as `contention_cost` asks for, by the estimates alone: enough to try something.
+    """
+    extra, mapped_ms = _beyond_wait(facts), mapping_ms(facts)
+    return extra is not None and (not mapped_ms or extra.ms > 2 * mapped_ms)
+
+
 def mapping_cost(facts: Facts) -> Cost | None:
     """What mapping batches and freeing them costs the step; None where it is none to speak of.
 

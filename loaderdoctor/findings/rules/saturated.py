@@ -10,6 +10,7 @@ from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.capacity import (
     MAX_WAITING_CPU_SHARE,
+    SATURATED_CPU_SHARE,
     all_batches_ms,
     all_receiving_ms,
     batch_ms,
@@ -23,7 +24,12 @@ from loaderdoctor.findings.capacity import (
     wanted_cpu_share,
 )
 from loaderdoctor.findings.exposure import input_cost, loader_id, num_workers
-from loaderdoctor.findings.input_parts import contention_cost, making_cost, unmapped_cost
+from loaderdoctor.findings.input_parts import (
+    contention_cost,
+    making_cost,
+    may_contend,
+    unmapped_cost,
+)
 from loaderdoctor.findings.line_names import hot_evidence, hot_sentence
 from loaderdoctor.findings.model import Finding, Kind, Prediction
 from loaderdoctor.findings.rules.storage import helps, kept_on
@@ -40,7 +46,9 @@ def cpu_saturated_workers(facts: Facts) -> Finding | None:
 
     Decides on: CPU time of workers and training process against the usable CPUs, over the plain
     windows, and exposed input time; or a pool that burns CPU and is as large as the CPUs feed. A
-    pool that keeps up counts too, where removing it gains more than the loop ever waits for it.
+    pool that keeps up counts too, where removing it gains more than the loop ever waits for it;
+    one that outnumbers full CPUs also where noise may be all of that gain: as many workers as CPUs
+    are then tried, of which more rounds would not tell.
     Abstains: no workers, machine not known, or the workers' CPU time not recorded.
     Fooled by: other programs on the same CPUs, where the system does not tell how long workers
     queue for one: their load then reads as room.
@@ -48,10 +56,12 @@ def cpu_saturated_workers(facts: Facts) -> Finding | None:
     n, cost, machine = num_workers(facts), input_cost(facts), facts.machine
     if not n or cost is None or machine is None:
         return None
-    short, competes = pool_falls_short_ms(facts), contention_cost(facts) is not None
+    short, crowded = pool_falls_short_ms(facts), _outnumbers_full_cpus(facts, n)
+    competes = contention_cost(facts) is not None or (crowded and may_contend(facts))
     if short == 0.0 and not competes:
         return None
-    if not cpu_saturated(facts) and not (short and _fills_the_cpus(facts, n)):
+    fills = bool(short) and _fills_the_cpus(facts, n)
+    if not cpu_saturated(facts) and not fills and not (crowded and competes):
         return None
     used = cpu_cores_used(facts)
     busy = f"{used:.1f} of " if used is not None else "all of "
@@ -149,6 +159,16 @@ def _fills_the_cpus(facts: Facts, n_workers: int) -> bool:
     if share is None or limit is None:
         return False
     return share >= MAX_WAITING_CPU_SHARE and n_workers >= limit
+
+
+def _outnumbers_full_cpus(facts: Facts, n_workers: int) -> bool:
+    """Whether there are more workers than CPUs, which they, the loop and others keep busy."""
+    used, machine = cpu_cores_used(facts), facts.machine
+    if used is None or machine is None or n_workers <= machine.cpus_per_rank:
+        return False
+    cpu = facts.step.cpu if facts.step is not None else None
+    others = (cpu.other_cores or 0.0) if cpu is not None else 0.0
+    return used + others >= SATURATED_CPU_SHARE * machine.cpus_per_rank
 
 
 def overhead_bound_loader(facts: Facts) -> Finding | None:

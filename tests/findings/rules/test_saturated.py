@@ -16,6 +16,7 @@ from loaderdoctor.findings.rules.starved import (
     too_few_workers,
 )
 from tests.findings.builders import (
+    STEP_MS,
     healthy,
     loader,
     machine,
@@ -101,6 +102,43 @@ def test_a_pool_that_keeps_up_but_takes_the_steps_cpus_is_saturated() -> None:
     )
     assert cpu_saturated_workers(facts) is not None
     assert gil_contention(facts) is None
+
+
+def outnumbering(*, n_workers: int = 16, others: float = 1.2, input_: float = 0.57) -> Facts:
+    """Workers on four CPUs that keep up, beside other programs; one round tells hardly anything.
+
+    As torchvision's script was found with its own 16 workers.
+    """
+    return with_exposed(
+        input_=input_,
+        margin=1.3 * input_ * STEP_MS,
+        loaders=(loader(settings={"num_workers": n_workers}),),
+        workers=workers(n_workers=n_workers, batch_ms=8.0, cpu_share=0.36),
+        machine=machine(usable_cpus=4.0),
+        step=step(
+            raw_wait_ms=0.04 * STEP_MS,
+            main_cpu_cores=0.56,
+            worker_cpu_cores=2.28,
+            cpu=CpuFacts(
+                other_cores=others, waiting_threads=0.1, train_wait_share=0.02, throttled_share=None
+            ),
+        ),
+    )
+
+
+def test_workers_that_outnumber_full_cpus_are_tried_fewer_though_noise_may_be_all_of_it() -> None:
+    facts = outnumbering()
+    finding = cpu_saturated_workers(facts)
+    assert finding is not None and finding.severity == Severity.UNCERTAIN
+    assert any(c.live and c.settings.num_workers == 4 for c in candidates(facts, find(facts)))
+    for healthy_one in (
+        outnumbering(n_workers=4),
+        outnumbering(others=0.1),  # room for more
+        outnumbering(input_=0.15),  # too little to ask
+        replace(facts, machine=None),
+        replace(facts, ablation=None),
+    ):
+        assert cpu_saturated_workers(healthy_one) is None
 
 
 def test_waiting_for_a_cpu_is_no_waiting_for_storage() -> None:

@@ -19,18 +19,17 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from coverage import SERIES, Series, recorded, simulated
+from played import Played
 
 from loaderdoctor.diagnosis.budget import SECOND_CAP
 from loaderdoctor.diagnosis.verify import Verification, Verifier
 from loaderdoctor.instrument.wire.protocol import (
-    Ended,
-    Note,
     Observed,
     WindowDone,
     WindowRequest,
@@ -59,18 +58,16 @@ CANDIDATES = (
 IN_CODE = (Settings(cache=True),)
 
 
-class PlayedRun:
+class PlayedRun(Played):
     """Answers windows with the steps of a series, from a random place on, round and round."""
 
     def __init__(
         self, series: Series, *, factor: Callable[[Mapping[str, Any]], float], seed: int
     ) -> None:
+        super().__init__()
         self._steps = list(series.step_ms)
         self._factor = factor
         self._at = random.Random(seed).randrange(len(self._steps))
-        self.now_s = 0.0
-        self.ended: Ended | None = None
-        self.notes: list[Note] = []
         step_ms = fmean(self._steps)
         self.observed = Observed(
             definition="one batch of train.py:1",
@@ -100,23 +97,6 @@ class PlayedRun:
         self._at = (self._at + n) % len(steps)
         self.now_s += sum(found) / 1e3
         return found
-
-    def clock(self) -> float:
-        return self.now_s
-
-    def wait_observed(self, timeout_s: float) -> Observed:
-        return self.observed
-
-    def stop(self, to_end: bool = False) -> None:
-        self.ended = Ended(how="stopped", exit_code=0, n_steps=0)
-
-    def measure(
-        self,
-        requests: Sequence[WindowRequest],
-        on_event: Callable[[Any], None] | None = None,
-        timeout_s: float | None = None,
-    ) -> list[WindowDone]:
-        return [self._one(request) for request in requests]
 
     def _one(self, request: WindowRequest) -> WindowDone:
         changed = request.settings.changed() if request.settings is not None else {}

@@ -20,19 +20,18 @@ import random
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from coverage import SERIES, recorded
+from played import Played
 
 from loaderdoctor.facts.own_settings import meaning
 from loaderdoctor.instrument.wire.protocol import (
-    Ended,
-    Note,
     Observed,
     WindowDone,
     WindowRequest,
@@ -125,39 +124,22 @@ class Pace:
     series_ms: float = 20.0  # what a step of the series takes at pace 1
 
 
-@dataclass(slots=True, kw_only=True)
-class PlayedLoop:
-    """Answers windows; time passes on `now_s` only."""
+class PlayedLoop(Played):
+    """A loop whose costs are known, at the pace of a machine."""
 
-    loop: Loop
-    pace: Pace
-    seed: int
-    observed: Observed
-    now_s: float = 0.0
-    ended: Ended | None = None
-    notes: list[Note] = field(default_factory=list)
-    _random: random.Random = field(init=False)
-    _work: Any = field(init=False, default=None)
-    _time: Any = field(init=False, default=None)
-    _at: float = field(init=False, default=0.0)
-
-    def __post_init__(self) -> None:
-        self._random = random.Random(self.seed)
-        if self.pace.series:
-            times = np.cumsum(np.concatenate([[0.0], np.asarray(self.pace.series, dtype=float)]))
-            self._time = times * self.pace.series_ms
+    def __init__(self, *, loop: Loop, pace: Pace, seed: int, observed: Observed) -> None:
+        super().__init__()
+        self.loop, self.pace, self.observed = loop, pace, observed
+        self._random = random.Random(seed)
+        self._work: Any = None
+        self._time: Any = None
+        self._at = 0.0
+        if pace.series:
+            times = np.cumsum(np.concatenate([[0.0], np.asarray(pace.series, dtype=float)]))
+            self._time = times * pace.series_ms
             self._work = np.arange(len(times)) * float(times[-1]) / (len(times) - 1)
-            self._work = self._work * self.pace.series_ms
+            self._work = self._work * pace.series_ms
             self._at = self._random.uniform(0.0, float(self._time[-1]))
-
-    def wait_observed(self, timeout_s: float) -> Observed:
-        return self.observed
-
-    def clock(self) -> float:
-        return self.now_s
-
-    def stop(self, to_end: bool = False) -> None:
-        self.ended = Ended(how="stopped", exit_code=0, n_steps=0)
 
     def _passed(self, ms: float) -> None:
         self.now_s += ms / 1e3
@@ -183,14 +165,6 @@ class PlayedLoop:
         more, rest = divmod(done, float(self._work[-1]))
         end = (turns + more) * whole + float(np.interp(rest, self._work, self._time))
         return max(1e-3, end - self._at)
-
-    def measure(
-        self,
-        requests: Sequence[WindowRequest],
-        on_event: Callable[[Any], None] | None = None,
-        timeout_s: float | None = None,
-    ) -> list[WindowDone]:
-        return [self._one(request) for request in requests]
 
     def _one(self, request: WindowRequest) -> WindowDone:
         settings = request.settings or Settings()

@@ -5,9 +5,10 @@
 Each kind is a loop of `loops.py`, changed where it says so. Three ways without a profiler, in fresh
 loops, give its truth (as written, ready batches in host memory, ready batches on the device), the
 loop with each of a few settings says which of them help, and it runs once under torch.profiler.
-FOLDER gets `NAME.pt.trace.json.gz` and `truth.json`, in the form of `traces/truth.json`;
-`judge_traces.py FOLDER` holds `analyze` against it. Without an accelerator the kinds named `cpu_…`
-are recorded, and what copying costs is 0. About a minute a kind on an H200.
+FOLDER gets `NAME.pt.trace.json.gz` and `truth.json`, in the form of `traces/truth.json`; what is
+there stays, but for kinds recorded anew. `judge_traces.py FOLDER` holds `analyze` against it.
+Without an accelerator the kinds named `cpu_…` are recorded, and what copying costs is 0. About a
+minute a kind on an H200.
 """
 
 from __future__ import annotations
@@ -295,6 +296,16 @@ def record(kind: Kind, target: Path) -> None:
             file.write(plain.read_bytes())
 
 
+def begun(file: Path, machine: dict[str, Any]) -> dict[str, Any]:
+    """What is to be told of all traces of a folder, with the cases that are there already.
+
+    Cases of another machine say so themselves: the file's own lines are those of the last call.
+    """
+    before = json.loads(file.read_text()) if file.exists() else {}
+    were = {k: v for k, v in before.items() if k != "cases" and v != machine.get(k)}
+    return {**machine, "cases": {n: {**were, **c} for n, c in before.get("cases", {}).items()}}
+
+
 def main() -> int:
     on_cpu = DEVICE.type != "cuda"
     mine = [name for name in KINDS if name.startswith("cpu_") == on_cpu]
@@ -304,12 +315,12 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=2, help="of each measurement (default 2)")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
-    about: dict[str, Any] = {
+    machine = {
         "torch": torch.__version__,
         "gpu": None if on_cpu else torch.cuda.get_device_name(),
         "cpus": CPUS,
-        "cases": {},
     }
+    about = begun(options.folder / "truth.json", machine)
     failed: list[str] = []
     for name in options.only.split(","):
         kind, target = KINDS[name], options.folder / f"{name}.pt.trace.json.gz"

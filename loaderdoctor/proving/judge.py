@@ -218,29 +218,32 @@ class Proof:
     def keeps(self, promise: Promise | None) -> bool | None:
         """Whether what was promised was got; None: nothing was promised, or one turn alone ran.
 
-        A bound is kept by any gain that is one, and broken by a gain beyond it: "at best" was wrong
-        then. What was measured is not kept where no gain shows and so large a one is ruled out;
-        where a new run was said to gain nothing, maybe, it is kept by one that is as fast.
+        Or the interval leaves it open. A bound is kept by any gain that is one, and broken only by
+        a gain that is surely beyond it: "at best" was wrong then. What was measured is not kept
+        where no gain shows, none beyond what two runs differ by is left, and so large a one is
+        ruled out; where a new run was said to gain nothing, maybe, it is kept by one that is as
+        fast.
         """
         got = self.speed_up
         if promise is None or not got.bounded:
             return None
         low, high = got.value * (1 - TOLERANCE), got.value * (1 + TOLERANCE)
+        if promise.at_best:
+            if promise.times < min(low, got.low):
+                return False
+            return True if self.faster() is True or promise.times <= high else None
         if not promise.is_gain and self.faster() is False:
             return False
-        gain = promise.is_gain and not promise.at_best
-        if gain and self.faster() is not True and promise.times > got.high:
-            return False  # a gain was promised, none was shown, and so much is ruled out
         lowest = min(promise.low or promise.times, promise.times)
-        if promise.at_best:
-            within = low <= promise.times and (self.faster() is True or promise.times <= high)
-        else:
-            within = lowest <= high
-        if within or got.high > MAX_RATIO_KNOWN * got.value:
-            return within or None  # such an interval holds anything
-        if promise.at_best:
-            faster = self.faster() is True or promise.times <= got.high
-            return promise.times >= got.low and faster
+        ruled_out = self.faster() is not True and promise.times > got.high
+        if promise.is_gain and ruled_out and got.high <= 1 + TOLERANCE:
+            return False  # a gain was promised, and none was shown
+        if lowest <= high and not (promise.is_gain and ruled_out):
+            return True
+        if got.high > MAX_RATIO_KNOWN * got.value:
+            return None  # such an interval holds anything
+        if promise.is_gain and ruled_out and lowest <= max(high, got.high):
+            return None
         return lowest <= got.high
 
 

@@ -46,8 +46,12 @@ def headline(proof: Proof, *, promise: Promise | None = None) -> str:
     kept = proof.keeps(promise)
     if promise is None:
         return f"{said}.{also}"
+    if kept is None and promise.at_best and proof.speed_up.bounded:
+        shown = "whether it gains anything can't be told" if faster is None else "it gains nothing"
+        return f"{said}; {shown} (promised: {promised(promise)}).{also}"
     if kept is None:
-        return f"{said}; too few turns to tell whether as promised ({promised(promise)}).{also}"
+        why = "noisy" if proof.speed_up.bounded else "few turns"
+        return f"{said}; too {why} to tell whether as promised ({promised(promise)}).{also}"
     if kept and promise.is_gain and not promise.at_best and faster is None:
         return f"{said}; too noisy to rule out what was promised ({promised(promise)}).{also}"
     word = "promised" if promise.is_gain else "expected"
@@ -163,6 +167,12 @@ class ProofRecord(msgspec.Struct, frozen=True, kw_only=True):
             word = "expected" if self.promised_gain is False else "promised"
             may = " or no gain" if self.promised_gain is False else ""
             missed = f", not as {word}" if self.promise_kept is False else ""
+            if (
+                self.promise_kept is None
+                and got.low is not None
+                and got.low <= 1.0 <= (got.high or math.inf)
+            ):
+                missed = ", too noisy to tell"
             said = f"{word} {at_best}{fmt.ratio(times)}{may}, {said}{missed}"
         return "; ".join(filter(None, (f"{self.changes}: {said}", self.training)))
 

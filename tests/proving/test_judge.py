@@ -134,9 +134,28 @@ def test_about_as_fast_is_kept_by_what_gains_nothing_and_broken_by_what_is_slowe
     assert kept_record.sentence.startswith("x: expected 1.20× or no gain, got 1.00×")
 
 
-def test_a_bound_is_not_kept_by_what_gains_nothing() -> None:
+def test_a_bound_is_neither_kept_nor_broken_by_what_shows_no_gain() -> None:
+    bound = Promise(times=5.0, at_best=True)
     found = proved([10.0, 10.0, 10.0], [9.0, 10.0, 11.0])
-    assert found.keeps(Promise(times=5.0, at_best=True)) is False
+    assert found.keeps(bound) is None
+    said = "; whether it gains anything can't be told (promised: at best 5.0×)."
+    assert headline(found, promise=bound).endswith(said)
+    slower = proved([10.0, 10.0, 10.0], [12.0, 12.1, 11.9])
+    assert slower.keeps(bound) is None
+    said = "; it gains nothing (promised: at best 5.0×)."
+    assert headline(slower, promise=bound).endswith(said)
+
+
+def test_an_interval_that_decides_nothing_breaks_no_promise() -> None:
+    """1.29 [0.50, 3.34] was called not as promised: at best 3.8×."""
+    found = proved([10.0, 10.0, 10.0], [11.36, 7.75, 5.29])
+    assert found.faster() is None and 3.0 < found.speed_up.high < 3.8
+    for promise in (Promise(times=3.8, at_best=True), Promise(times=3.8, low=3.0, high=4.6)):
+        assert found.keeps(promise) is None
+        assert "not as " not in headline(found, promise=promise)
+        assert ", too noisy to tell" in record(found, changes="x", promise=promise).sentence
+    # Whatever the interval, so little was measured as a gain that is surely more than this.
+    assert found.keeps(Promise(times=9.0, low=8.0, high=9.9)) is False
 
 
 def test_no_gain_keeps_no_promise_of_one_however_wide_it_was() -> None:

@@ -47,6 +47,8 @@ _ARGUMENTS: dict[str, tuple[str, Value]] = {
 }
 # Axes that change what the loader is given, or what is put around it, at its call.
 AROUND_LOADER = ("cache", "batched", "threads", "packed", "worker_cpus", "device_decode")
+# Axes that change what the loop over the batches goes over.
+AROUND_BATCHES = ("background", "side_stream")
 LOADER_DEFAULTS: dict[str, Value] = {**dict(_ARGUMENTS.values()), "timeout": 0}
 # What torch takes at num_workers=0: with anything else it raises, if only at the first batch.
 _WITHOUT_WORKERS: dict[str, Value] = {
@@ -122,12 +124,13 @@ class Written:
 def written_together(settings: Settings, name: str) -> Settings:
     """Of these settings those that one change of code makes, `name` among them.
 
-    Arguments of the loader and what is put around it, or its dataset, change one call.
+    Arguments of the loader and what is put around it, or its dataset, change one call; what the
+    batches go through on their way from it, the line of the loop.
     """
-    if name not in _ARGUMENTS and name not in AROUND_LOADER:
-        return Settings(**{name: settings.as_dict()[name]})  # type: ignore[arg-type]
-    call = (*_ARGUMENTS, *AROUND_LOADER)
-    return Settings(**{k: v for k, v in settings.changed().items() if k in call})  # type: ignore[arg-type]
+    for one in ((*_ARGUMENTS, *AROUND_LOADER), AROUND_BATCHES):
+        if name in one:
+            return Settings(**{k: v for k, v in settings.changed().items() if k in one})  # type: ignore[arg-type]
+    return Settings(**{name: settings.as_dict()[name]})  # type: ignore[arg-type]
 
 
 def loader_arguments(changes: Settings) -> dict[str, Value]:

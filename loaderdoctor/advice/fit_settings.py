@@ -8,6 +8,7 @@ from collections.abc import Collection
 from loaderdoctor.advice import loop_snippets
 from loaderdoctor.advice.call_edit import CannotEdit, with_arguments
 from loaderdoctor.advice.code import (
+    AROUND_BATCHES,
     AROUND_LOADER,
     BUILT_ONCE,
     LOADER_DEFAULTS,
@@ -25,7 +26,7 @@ from loaderdoctor.advice.patch import (
     import_from,
     statement_below_imports,
 )
-from loaderdoctor.advice.places import Built, built, flat_dict, iterated, moved_to
+from loaderdoctor.advice.places import Built, Iterated, built, flat_dict, iterated, moved_to
 from loaderdoctor.advice.source import Loop, Source, at_label, called_name, names_in, sources_of
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.settings import Settings, Value
@@ -49,6 +50,8 @@ def fit_settings(
         by_hand = _loaders(editor, facts, settings, arguments)
     if settings.non_blocking:
         _transfers(editor, facts)
+    if any(settings.as_dict()[name] is not None for name in AROUND_BATCHES):
+        _batches(editor, facts, settings)
     for name, value in settings.changed().items():
         if name not in _IN_CALLS:
             _AXES.get(name, _unknown)(editor, facts, value)
@@ -58,6 +61,7 @@ def fit_settings(
 _IN_CALLS = (
     "num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "in_order",
     "start_method", "batch_size", "non_blocking", *AROUND_LOADER,
+    *AROUND_BATCHES,
 )  # fmt: skip
 
 
@@ -228,29 +232,38 @@ def _transfers(editor: Editor, facts: Facts) -> None:
 # The loop.
 
 
-def _background(editor: Editor, facts: Facts, value: Value) -> None:
-    if value not in ("host", "device"):
-        return
+def _batches(editor: Editor, facts: Facts, settings: Settings) -> None:
+    """What the loop goes over: batches from a thread, or copied ahead on a stream, or both."""
+    in_thread = settings.background in ("host", "device")
+    main = facts.main_loader
+    if settings.side_stream is not None and main not in facts.feeding:
+        raise CannotEdit("the loop, or its device, was not found in the script")
     for loader in facts.feeding:
+        copied = settings.side_stream is not None and loader is main
+        if not in_thread and not copied:
+            continue
         at = iterated(facts, loader)
         if at is None:
             raise CannotEdit("the loop over it was not found in the script")
-        import_from(editor, at.source, "prefetch_generator", "BackgroundGenerator")
-        text = f"BackgroundGenerator(iter({at.source.code(at.loader)}), max_prefetch=2)"
+        text = at.source.code(at.loader)
+        if in_thread:
+            import_from(editor, at.source, "prefetch_generator", "BackgroundGenerator")
+            text = f"BackgroundGenerator(iter({text}), max_prefetch=2)"
+        if copied:
+            text = _copied_ahead(editor, facts, at, text, settings.side_stream)
         editor.replace(at.source, at.source.span(at.loader), text)
 
 
-def _side_stream(editor: Editor, facts: Facts, value: Value) -> None:
-    loader = facts.main_loader
-    at = iterated(facts, loader) if loader is not None else None
-    device = moved_to(facts)
-    if loader is None or at is None or device is None or value is not True:
+def _copied_ahead(
+    editor: Editor, facts: Facts, at: Iterated, batches: str, value: bool | None
+) -> str:
+    loader, device = facts.main_loader, moved_to(facts)
+    if loader is None or device is None or value is not True:
         raise CannotEdit("the loop, or its device, was not found in the script")
     if not all(at.source.bound_before(name, at.loop) for name in names_in(device)):
         raise CannotEdit("the device is not known where the loop begins")
     define(editor, at.source, at.loop, loop_snippets.copied_ahead(as_dict=flat_dict(loader)))
-    text = f"copied_ahead({at.source.code(at.loader)}, {ast.unparse(device)})"
-    editor.replace(at.source, at.source.span(at.loader), text)
+    return f"copied_ahead({batches}, {ast.unparse(device)})"
 
 
 def _resident(editor: Editor, facts: Facts, value: Value) -> None:
@@ -351,8 +364,6 @@ def _fused(editor: Editor, facts: Facts, value: Value) -> None:
 
 
 _AXES = {
-    "background": _background,
-    "side_stream": _side_stream,
     "resident": _resident,
     "reuse_buffers": _reused_buffers,
     "tf32": _tf32,

@@ -158,12 +158,26 @@ def blocks(text: str) -> list[list[str]]:
 
 
 def applied(text: str, found: Sequence[Sequence[str]]) -> str:
-    """The script with these blocks written in the places they name."""
+    """The script with these blocks written in the places they name.
+
+    Lines around a change may be those of another block; what one takes out no other does.
+    """
     lines = text.split("\n")
-    for place, *changes in sorted(found, key=lambda b: -int(b[0].rpartition(":")[2])):
+    taken: set[int] = set()
+    added: dict[int, list[str]] = {}  # in front of the line
+    for place, *changes in found:
         at = int(place.rpartition(":")[2]) - 1
-        old = [line[2:].rstrip() for line in changes if not line.startswith("+")]
-        new = [line[2:] for line in changes if not line.startswith("-")]
-        assert [x.rstrip() for x in lines[at : at + len(old)]] == old, (place, old)
-        lines[at : at + len(old)] = new
-    return "\n".join(lines)
+        for change in changes:
+            if change.startswith("+"):
+                added.setdefault(at, []).append(change[2:])
+                continue
+            assert lines[at].rstrip() == change[2:].rstrip(), (place, change)
+            if change.startswith("-"):
+                assert at not in taken, (place, change)
+                taken.add(at)
+            at += 1
+    written: list[str] = []
+    for at, line in enumerate([*lines, ""]):
+        written += added.get(at, [])
+        written += [line] if at < len(lines) and at not in taken else []
+    return "\n".join(written)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 from dataclasses import replace
@@ -141,14 +142,22 @@ def losses_of(text: str) -> list[float]:
     return list(vars(script)["losses"])
 
 
+def written_in(text: str, settings: Settings, tmp_path: Path) -> str | None:
+    """The script with these settings, as printed; None where one of them is not written."""
+    rows = rows_of(facts_in(tmp_path, text), settings)
+    if not all(row.code for row in rows):
+        return None
+    after = applied(text, blocks(printed(rows)))
+    assert after != text and unknown_names(after) <= unknown_names(text)
+    return after
+
+
 def check(kind: str, settings: Settings, tmp_path: Path, device: str) -> bool:
     """Whether these can be written as a whole; then the script must train as it did."""
     text = (HEAD + KINDS[kind] + TAIL).replace("DEVICE", repr(device))
-    rows = rows_of(facts_in(tmp_path, text), settings)
-    if not all(row.code for row in rows):
+    after = written_in(text, settings, tmp_path)
+    if after is None:
         return False
-    after = applied(text, blocks(printed(rows)))
-    assert after != text and unknown_names(after) <= unknown_names(text)
     own, ours = losses_of(text), losses_of(after)
     assert len(own) == 10
     assert ours == pytest.approx(own, rel=TOLERANCE), after
@@ -161,6 +170,34 @@ def test_every_pair_that_is_written_trains_as_the_script_does(kind: str, tmp_pat
     here = [s for s in valid_pairs() if not s.side_stream]  # that has CUDA's own streams
     written = [s for s in here if check(kind, s, tmp_path, "cpu")]
     assert len(written) >= len(here) // 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_needs_a_gpu_is_written_beside_everything_else(kind: str, tmp_path: Path) -> None:
+    text = (HEAD + KINDS[kind] + TAIL).replace("DEVICE", repr("cuda"))
+    beside = [s for s in valid_pairs() if s.side_stream]
+    written = [x for x in (written_in(text, s, tmp_path) for s in beside) if x is not None]
+    assert len(written) > len(beside) // 2
+    assert all("copied_ahead(" in one for one in written)
+    assert any("copied_ahead(BackgroundGenerator(" in one for one in written)
+
+
+class _NoStream:
+    """One in which nothing is ever under way."""
+
+    def wait_stream(self, other: object) -> None: ...
+
+
+def test_batches_copied_ahead_of_the_loop_train_as_the_script_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The order of what is written, without the streams: only a GPU has these."""
+    monkeypatch.setattr(torch.cuda, "Stream", _NoStream)
+    monkeypatch.setattr(torch.cuda, "current_stream", _NoStream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
+    for settings in (Settings(), Settings(background="host"), Settings(gc="manual")):
+        assert check("rows", Settings(side_stream=True).over(settings), tmp_path, "cpu")
 
 
 @pytest.mark.gpu

@@ -1,4 +1,8 @@
-"""The input share that a report claims, and how far it may be from a truth by its own interval."""
+"""What a report claims of the input, and what of its verdict a truth from outside does not allow.
+
+The distance of the shares may be as large as the report's own interval says; the verdict may not: a
+report that calls a loop healthy without having compared anything is wrong where it is not.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 NOT_COMPARED = "not-compared"  # the warning that the share is the loop's waits alone
+POINTS = 0.05
+HIGH, MODERATE = 0.20, 0.05  # of the step: below, input can't be called so
+MARGIN = 0.03  # or the noise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,3 +45,32 @@ def claimed_input(report: dict[str, Any]) -> Claim | None:
     wall_ms: float = report["step"]["wall_ms"]
     low, high = (min(1.0, max(0.0, ms / wall_ms)) for ms in bounds)
     return Claim(share=share, low=min(low, share), high=max(high, share))
+
+
+def bound_share(report: dict[str, Any]) -> float | None:
+    """Of the step, of a cause that may well be the larger one, where the verdict names one."""
+    bound = report["verdict"]["bound"]
+    share: float | None = (report["shares"] or {}).get(bound)
+    return share if bound in ("copy", "host", "outside") else None
+
+
+def verdict_wrong(said: dict[str, Any], share: float, noise: float) -> list[str]:
+    """What of `bound` and `severity` an input share with this noise of its own does not allow.
+
+    `said`: these, `bound_share` and the claim. Only a verdict that calls itself uncertain has the
+    claim's interval for an excuse.
+    """
+    wrong = []
+    bound, severity = said["bound"], said["severity"]
+    needed = {"high": HIGH, "moderate": MODERATE}.get(severity)
+    if bound == "input" and needed is not None and share < needed - max(MARGIN, noise):
+        wrong.append(f"false {severity}")
+    if bound in (None, "none"):
+        wrong.append("no verdict")
+    claim = said.get("claim")
+    if severity == "uncertain" and claim:
+        noise += Claim(**claim).reaches(share)
+    own = said.get("bound_share") or 0.0
+    if bound not in ("input", None, "none") and share - max(POINTS, noise) > max(MODERATE, own):
+        wrong.append(f"bound: input, not {bound}")
+    return wrong

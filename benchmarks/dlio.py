@@ -14,6 +14,7 @@ it stands whether our input share agrees so with DLIO's own waiting. The noise i
 interval that the report claims for its input share reaches towards DLIO's figure, and of DLIO's
 two runs half of what they differ by, or twice the standard error by their epochs where that is
 more. Where both together are above 15 points a row decides nothing and is not counted as within.
+However wide our interval is, a verdict that DLIO's figure does not allow by its own noise is wrong.
 
 The workloads are those that DLIO ships (MLPerf Storage's), with its PyTorch loader, and with files
 and steps scaled down to fit (`dlio_workloads.py`). With --cpus-each each has CPUs of its own, K or
@@ -42,10 +43,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from claimed import claimed_input
+from claimed import POINTS, bound_share, claimed_input, verdict_wrong
 from dlio_workloads import WORKLOADS, Workload
 
-POINTS = 0.05
 MODULE = "dlio_benchmark.main"
 DECIDES = 0.15  # beyond so much noise of both a row that agrees says nothing
 WARM_EPOCHS = 1  # start of workers, first reads
@@ -191,13 +191,16 @@ def row_of(
     }
     if ours is None:
         return row
+    said_of_it = report["verdict"] | {"bound_share": bound_share(report), "claim": row["input"]}
     noise = ours.reaches(1 - whole) + whole_noise
     waiting_noise = ours.reaches(waited) + waited_noise
     return row | {
         "noise": noise,
         "waiting_noise": waiting_noise,
-        "agrees": abs(ours.share - (1 - whole)) <= max(POINTS, noise),
-        "agrees_with_waiting": abs(ours.share - waited) <= max(POINTS, waiting_noise),
+        "agrees": abs(ours.share - (1 - whole)) <= max(POINTS, noise)
+        and not verdict_wrong(said_of_it, 1 - whole, whole_noise),
+        "agrees_with_waiting": abs(ours.share - waited) <= max(POINTS, waiting_noise)
+        and not verdict_wrong(said_of_it, waited, waited_noise),
         "decides": noise <= DECIDES,
         "decides_of_waiting": waiting_noise <= DECIDES,
     }

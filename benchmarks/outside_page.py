@@ -66,6 +66,17 @@ def n_rounds(count: int | None) -> str:
     return "no round" if not count else "1 round" if count == 1 else f"{count} rounds"
 
 
+def shares_of(row: dict[str, Any]) -> list[float]:
+    """What ready batches saved in each run that got as far. Older rows kept the halves apart."""
+    pairs = row.get("pairs")
+    if pairs is None:
+        runs = row["runs"]
+        if len(runs["plain"]) != len(runs["ready"]):  # which belongs to which is not known
+            return [row["truth"]["share"]]
+        pairs = list(zip(runs["plain"], runs["ready"], strict=True))
+    return [1 - ready["step_ms"] / plain["step_ms"] for plain, ready in pairs]
+
+
 def miss_of_public(row: dict[str, Any]) -> str | None:
     """What a row that is wrong or decides nothing rests on; None: it is right."""
     said, truth = row.get("said") or {}, row.get("truth") or {}
@@ -76,11 +87,7 @@ def miss_of_public(row: dict[str, Any]) -> str | None:
     if not public_scripts.judged(row):
         return f"{told.rstrip('.')}."
     claim = Claim(**said["claim"]) if said.get("claim") else None
-    shares = [
-        1 - ready["step_ms"] / plain["step_ms"]
-        for plain, ready in zip(row["runs"]["plain"], row["runs"]["ready"], strict=False)
-    ]
-    runs = " and ".join(points(share) for share in shares)
+    runs = " and ".join(points(share) for share in shares_of(row))
     parts = [("of the truth's own", truth["noise"])]
     if claim is not None:
         parts.append(("of our interval", claim.reaches(truth["share"])))
@@ -157,7 +164,7 @@ def main() -> int:
     where = args.where + (f" Revision {args.revision}." if args.revision else "")
     page = args.page.read_text()
     if args.public:
-        rows = rows_in(args.public)
+        rows = [public_scripts.judged_anew(row) for row in rows_in(args.public)]
         order = [case.name for case in public_scripts.CASES]
         rows.sort(key=lambda row: order.index(row["name"]))
         lines = {row["name"]: miss_of_public(row) for row in rows}

@@ -9,11 +9,12 @@ the clones are not written to. Data are made in a temporary folder (public_data.
 
 For each script: a run as it is, with ready batches and as it is again (public_truth.py, no
 loaderdoctor in it), `loaderdoctor diagnose`, and that run again. A row is right where the script
-did not break that works alone, the verdict's bound is one that the truth allows, and the input
-share lies within 5 points of the truth or within the noise of both: the truth's, and how far the
-interval that the report claims for its share reaches towards it. Where both together are above 15
-points, a row in which nothing is wrong decides nothing and is not counted as right. The scripts'
-own meters, where they have any, are those of the runs as they are. With --advice the first advice
+did not break that works alone, the verdict's bound and severity are ones that the truth allows by
+its own noise, and the input share lies within 5 points of the truth or within the noise of both:
+the truth's, and how far the interval that the report claims for its share reaches towards it. Where
+both together are above 15 points, a row in which nothing is wrong decides nothing and is not
+counted as right. The scripts' own meters, where they have any, are those of the runs as they are.
+--tables judges stored rows anew. With --advice the first advice
 that an option of the script carries out is followed: the script runs with it, beside itself.
 """
 
@@ -42,7 +43,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from claimed import Claim, claimed_input
+from claimed import POINTS, Claim, bound_share, claimed_input, verdict_wrong
 from public_cases import CASES, EXCLUDED, Case
 from public_data import MAKERS
 from public_truth import (
@@ -57,9 +58,6 @@ from public_truth import (
     truth_of,
 )
 
-POINTS = 0.05
-HIGH, MODERATE = 0.20, 0.05  # of the step: below, input can't be called so
-MARGIN = 0.03  # or the noise
 DECIDES = 0.15  # beyond so much noise of both a share that agrees says nothing
 KEPT = 0.15  # a promise is kept where the change gives what was said within this
 # The run with the change takes so many times as long: batches made ahead of its first step are then
@@ -71,6 +69,7 @@ KEPT_WORDS = {True: "yes", False: "**no**", None: "too short to tell"}
 METER = 0.25
 GRACE_S = 240.0  # a diagnosis beyond its budget, twice: imports, data, the second cap
 OWN_LOOP_S = 20.0  # a script without a loader runs alone for so long, to see whether it runs
+OF_TRUTH = re.compile(r"false \w+$|bound: input, not |no verdict$|input [+-]\d+ points$")
 OURS_BROKE = re.compile(r"defect of loaderdoctor|File \".*/loaderdoctor/", re.IGNORECASE)
 
 
@@ -189,6 +188,7 @@ def row_of(case: Case, clones: Path, data: Path, work: Path, args: argparse.Name
     if pairs:
         truth = truth_of(pairs)
         row["truth"] = asdict(truth) | {"share": truth.share}
+        row["pairs"] = [[asdict(half) for half in pair] for pair in pairs]
     row |= {"runs": {name: [asdict(t) for t in some] for name, some in runs.items()}}
     row["meters"] = meters_in(case, plain_output)
     row["exit"] = {"theirs": ended.code if ended else None, "ours": ours.code}
@@ -207,14 +207,13 @@ def said_by(report: dict[str, Any]) -> dict[str, Any]:
     seen = ablation.get("seen_ms") or {}
     claim = claimed_input(report)
     wall_ms = (report["step"] or {}).get("wall_ms")
-    shares, bound = report["shares"] or {}, report["verdict"]["bound"]
     return {
-        "bound": bound,
+        "bound": report["verdict"]["bound"],
         "severity": report["verdict"]["severity"],
         "summary": report["verdict"]["summary"],
         "step_ms": wall_ms,
-        "bound_share": shares.get(bound) if bound in ("copy", "host") else None,
-        "input": shares.get("input"),
+        "bound_share": bound_share(report),
+        "input": (report["shares"] or {}).get("input"),
         "claim": asdict(claim) if claim is not None else None,
         "n_rounds": ablation.get("n_rounds"),
         "wait_ms": (seen.get("wait") or [None])[0],
@@ -323,26 +322,29 @@ def why_wrong(
         return wrong
     if truth is None:
         return [*wrong, "no truth: no loop was seen"]
-    return wrong + against(said, truth.share, noise_of(said, truth.share, truth.noise))
+    return wrong + against(said, truth.share, truth.noise)
 
 
 def against(said: dict[str, Any], share: float, noise: float) -> list[str]:
-    """What of the verdict and of the input share a truth with this noise does not allow."""
-    wrong = []
-    slack = max(POINTS, noise)
-    needed = {"high": HIGH, "moderate": MODERATE}.get(said["severity"])
-    margin = max(MARGIN, noise)
-    if said["bound"] == "input" and needed is not None and share < needed - margin:
-        wrong.append(f"false {said['severity']}")
-    own = said.get("bound_share") or 0.0
-    if said["bound"] not in ("input", None, "none") and share - slack > max(MODERATE, own):
-        wrong.append(f"bound: input, not {said['bound']}")
-    if said["bound"] in (None, "none"):
-        wrong.append("no verdict")
+    """What of the verdict a truth with this noise does not allow, and how far the share is off."""
+    wrong = verdict_wrong(said, share, noise)
+    off = off_by(said, share, noise_of(said, share, noise))
+    return wrong if off is None else [*wrong, off]
+
+
+def off_by(said: dict[str, Any], share: float, noise: float) -> str | None:
     off = (said["input"] or 0.0) - share
-    if abs(off) > slack:
-        wrong.append(f"input {100 * off:+.0f} points")
-    return wrong
+    return f"input {100 * off:+.0f} points" if abs(off) > max(POINTS, noise) else None
+
+
+def judged_anew(row: dict[str, Any]) -> dict[str, Any]:
+    """A stored row as it is judged now, beside the same truth."""
+    own_loop = any(case.own_loop for case in CASES if case.name == row["name"])
+    if not judged(row) or own_loop or (row.get("exit") or {}).get("theirs"):
+        return row
+    kept_reasons = [why for why in row["why"] if not OF_TRUTH.match(why)]
+    truth = row["truth"]
+    return row | {"why": kept_reasons + against(row["said"], truth["share"], truth["noise"])}
 
 
 def noise_of(said: dict[str, Any], share: float, noise: float) -> float:
@@ -354,15 +356,15 @@ def noise_of(said: dict[str, Any], share: float, noise: float) -> float:
 def undecided(row: dict[str, Any]) -> str | None:
     """Why a row with nothing wrong in it is not right either; None: it is, or something is wrong.
 
-    By so wide a claim of ours any share agrees: what a sharp truth alone does not allow is named.
+    By so wide a claim of ours any share agrees: how far it is off a sharp truth alone is told.
     """
     if row["why"] or not judged(row):
         return None
     said, share, noise = row["said"], row["truth"]["share"], row["truth"]["noise"]
     if noise_of(said, share, noise) <= DECIDES:
         return None
-    alone = against(said, share, noise) if noise <= DECIDES else []
-    return "decides nothing" + (f" (by the truth alone: {'; '.join(alone)})" if alone else "")
+    alone = off_by(said, share, noise) if noise <= DECIDES else None
+    return "decides nothing" + (f" (by the truth alone: {alone})" if alone else "")
 
 
 def last_line(output: str) -> str:
@@ -496,7 +498,8 @@ def parse() -> argparse.Namespace:
 def main() -> int:
     args = parse()
     if args.tables:
-        print_tables([json.loads(line) for file in args.tables for line in file.open()])
+        rows = [json.loads(line) for file in args.tables for line in file.open()]
+        print_tables([judged_anew(row) for row in rows])
         return 0
     names = args.only.split(",") if args.only else [case.name for case in CASES]
     unknown = set(names) - {case.name for case in CASES}

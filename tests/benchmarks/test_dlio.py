@@ -78,13 +78,16 @@ class Recorded:
     def __init__(self, work: Path, share: float, claim: tuple[float, float]) -> None:
         self.work, self.share, self.claim = work, share, claim
         self.asked: list[int] = []
+        self.wait_s = 0.01
+        self.verdict = {"bound": "input", "severity": "uncertain", "summary": ""}
 
     def generate(self, workload: object) -> None:
         pass
 
     def run(self, workload: object, what: str, more: dict[str, int]) -> Path:
         self.asked.append(more["train.epochs"])
-        steps = {"compute": [0.09] * 100, "load": [0.01] * 100, "proc": [0.1] * 100}
+        load = [self.wait_s] * 100
+        steps = {"compute": [0.1 - self.wait_s] * 100, "load": load, "proc": [0.1] * 100}
         one = {"au": {"block1": 90.0}, **{k: {"block1": v} for k, v in steps.items()}}
         output = self.work / what
         output.mkdir()
@@ -98,7 +101,7 @@ class Recorded:
             "shares": {"input": self.share},
             "step": {"wall_ms": 100.0},
             "ablation": {"ci_ms": {"input_ms": [-30.0, 50.0]}, "claims": claims},
-            "verdict": {"bound": "unknown", "severity": "none", "summary": ""},
+            "verdict": self.verdict,
             "findings": [{"kind": "too-few-workers"}],
         }
         return report, "No training seen"
@@ -131,6 +134,17 @@ def test_a_row_stands_beside_dlio_by_what_is_claimed(
     assert f"| {100 * (1 - share):.1f} |" in said and ("**no**" in said) is not agrees
     assert ("decides nothing" in said) is not decides
     assert json.loads(json.dumps(row))["input"]["share"] == share
+
+
+def test_a_verdict_that_the_utilisation_denies_is_no_yes_by_a_share_that_may_be_anything(
+    tmp_path: Path,
+) -> None:
+    recorded = Recorded(tmp_path, 0.0, (0.0, 1.0))
+    recorded.verdict = {"bound": "compute", "severity": "none", "summary": ""}
+    recorded.wait_s = 0.04
+    row = dlio.row_of(recorded, dlio.WORKLOADS[0], budget_s=30.0, seconds=20.0, n_epochs=None)
+    assert (row["agrees"], row["agrees_with_waiting"], row["decides"]) == (False, False, False)
+    assert dlio.within(row) == "**no**"
 
 
 def test_workloads_take_cpus_of_their_own_and_small_ones_fill_what_is_left() -> None:

@@ -22,7 +22,7 @@ def public_row(name: str, share: float, low: float, high: float) -> dict[str, An
         "name": name,
         "why": [],
         "said": {
-            "bound": "compute", "severity": "none", "step_ms": 100.0, "input": share,
+            "bound": "input", "severity": "uncertain", "step_ms": 100.0, "input": share,
             "claim": {"share": share, "low": low, "high": high}, "n_rounds": 1, "wait_ms": 1.0,
             "findings": [],
         },
@@ -71,6 +71,15 @@ def test_both_tables_are_replaced_and_every_row_that_is_no_yes_is_told(
     assert "Noise: 42 points of our interval, 1 points of DLIO's own" in told
     assert not [x for x in once.splitlines() if x.startswith(("- `vae`", "- `dlrm`"))]
     assert "## MLPerf Storage's DLIO" in once and "### Left out" in once
+
+
+def test_runs_are_told_by_pairs_and_not_put_together_from_two() -> None:
+    row = public_row("vae", 0.25, 0.2, 0.28)
+    assert outside_page.shares_of(row) == pytest.approx([0.26, 0.28])
+    row["runs"]["ready"].pop(0)  # the first run ended before its batches were ready
+    assert outside_page.shares_of(row) == [0.27]
+    row["pairs"] = [[row["runs"]["plain"][1], row["runs"]["ready"][0]]]
+    assert outside_page.shares_of(row) == pytest.approx([0.28])
 
 
 def test_a_page_without_marks_and_rows_without_claims_are_refused(tmp_path: Path) -> None:

@@ -203,7 +203,7 @@ def row_of(
 ) -> dict[str, Any]:
     """Said with an interval, beside a truth of 26.8 % with this noise."""
     row = said(bound, share)
-    row["said"] |= {"claim": {"share": share, "low": low, "high": high}, "severity": "none"}
+    row["said"] |= {"claim": {"share": share, "low": low, "high": high}, "severity": "uncertain"}
     row["said"] |= {"step_ms": 100.0, "wait_ms": None}
     return row | {"name": "x", "why": list(why), "truth": {"share": 0.268, "noise": noise}}
 
@@ -214,9 +214,34 @@ def test_a_claim_of_anything_decides_nothing_and_is_told_beside_a_sharp_truth() 
     assert why_wrong(CASE, anything, truth, FINE, DONE) == []
     said_of_it = public_scripts.undecided(anything)
     assert said_of_it is not None and said_of_it.startswith("decides nothing (by the truth alone: ")
-    assert "input -26 points" in said_of_it
+    assert said_of_it.endswith("(by the truth alone: input -26 points)")
     assert public_scripts.cells_of(anything)[-1] == said_of_it
     assert public_scripts.n_right([anything]) == 0
+
+
+@pytest.mark.parametrize("severity", ["none", "high"])
+@pytest.mark.parametrize("bound", ["compute", "host"])
+def test_what_is_said_with_confidence_is_judged_by_the_noise_of_the_truth(
+    bound: str, severity: str
+) -> None:
+    """However wide the claim of the share is: where nothing was compared it may be anything."""
+    row = row_of(0.01, 0.01, 1.0, 0.02, bound=bound)
+    truth = dataclasses.replace(FED, ready_ms=50.0, noise=0.02)
+    assert why_wrong(CASE, row, truth, FINE, DONE) == []  # it says that it is uncertain
+    row["said"]["severity"] = severity
+    assert why_wrong(CASE, row, truth, FINE, DONE) == [f"bound: input, not {bound}"]
+    blurred = dataclasses.replace(truth, noise=0.46)
+    assert why_wrong(CASE, row, blurred, FINE, DONE) == []
+
+
+def test_stored_rows_are_judged_anew_and_keep_what_no_truth_told() -> None:
+    row = row_of(0.01, 0.01, 1.0, 0.02, ("exit code 1: x", "input -90 points", "false high"))
+    row["said"]["severity"] = "none"
+    anew = public_scripts.judged_anew(row)
+    assert anew["why"] == ["exit code 1: x", "bound: input, not compute"]
+    assert public_scripts.judged_anew(anew) == anew
+    theirs = row | {"exit": {"theirs": 1, "ours": 1}}
+    assert public_scripts.judged_anew(theirs) is theirs
 
 
 @pytest.mark.parametrize(

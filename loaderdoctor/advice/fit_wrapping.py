@@ -19,6 +19,8 @@ from loaderdoctor.settings import Settings
 # Datasets of torchvision that name an image file for each sample, by class. A DatasetFolder's are
 # read by a function of the script's own.
 IMAGE_FOLDERS = frozenset({"ImageFolder", "ImageNet"})
+# Classes of torch that hold no other dataset.
+_HOLD_NO_OTHER = frozenset({"Dataset", "TensorDataset", "object"})
 # Functions for worker_init_fn, by the value of `worker_cpus`, and their names.
 _INITS: Mapping[str | None, tuple[str, str]] = {
     "all": (loop_snippets.ALL_CPUS, "all_cpus"),
@@ -130,7 +132,8 @@ def _device(facts: Facts, made: Built, loader: LoaderRecord) -> str:
 def _makes_batches(facts: Facts, dataset: str | None) -> bool:
     """Whether a class of the script's makes batches of its own: what indexes it makes others.
 
-    Those of libraries that have the method (Subset, Hugging Face's) give a list of samples.
+    Those of libraries that have the method (Subset, Hugging Face's) give a list of samples, unless
+    what they hold has one that does not: which dataset that is nothing here tells.
     """
     classes = {
         node.name: node
@@ -138,17 +141,21 @@ def _makes_batches(facts: Facts, dataset: str | None) -> bool:
         for node in ast.walk(source.tree)
         if isinstance(node, ast.ClassDef)
     }
+    whole = {
+        name
+        for name, kind in classes.items()
+        if any(isinstance(x, ast.FunctionDef) and x.name == "__getitems__" for x in kind.body)
+    }
     todo, seen = [dataset], set[str | None]()
     while todo:
         name = todo.pop()
-        if name in seen or name is None or name not in classes:
+        if name in seen:
             continue
         seen.add(name)
-        kind = classes[name]
-        if any(isinstance(x, ast.FunctionDef) and x.name == "__getitems__" for x in kind.body):
-            return True
-        todo += [ast.unparse(base).rpartition(".")[2] for base in kind.bases]
-    return False
+        if name in classes:
+            todo += [ast.unparse(base).rpartition(".")[2] for base in classes[name].bases]
+    holds_others = seen - set(classes) - _HOLD_NO_OTHER
+    return bool(seen & whole) or bool(holds_others and whole)
 
 
 def _wrapping(loader: LoaderRecord, settings: Settings) -> Wrapping | None:

@@ -116,8 +116,9 @@ def valid_pairs() -> list[Settings]:
     return [s for s in merged if invalid_reason(s.over(own), has_accelerator=True) is None]
 
 
-def facts_in(tmp_path: Path, text: str) -> Facts:
+def facts_in(tmp_path: Path, text: str, **recorded: Any) -> Facts:
     loader: dict[str, Any] = {"collate": "as_made" if "as_made" in text else "default_collate"}
+    loader |= recorded
     facts = facts_of(tmp_path / "train.py", text=text, loader={**loader, "n_samples": 40})
     paths = [tensor.path for one in facts.loaders for tensor in one.batch]
     moves = [
@@ -211,6 +212,33 @@ def test_what_makes_whole_batches_is_wrapped_in_nothing(tmp_path: Path) -> None:
     for settings in (Settings(cache=True), Settings(batched=True)):
         assert check("arrays", settings, tmp_path, "cpu") or settings.batched
         assert not check("whole", settings, tmp_path, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("built", "dataset", "wraps"),
+    [
+        ("Whole()", "Whole", False),
+        ("torch.utils.data.Subset(Whole(), range(40))", "Subset", False),
+        ("torch.utils.data.random_split(Whole(), [30, 10])[0]", "Subset", False),
+        ("Held(Whole(), range(40))", "Held", False),  # its class is derived from Subset
+        ("TensorDataset(torch.rand(40, 4), torch.rand(40, 1))", "TensorDataset", True),
+    ],
+)
+def test_what_may_hold_a_dataset_of_whole_batches_is_wrapped_in_nothing(
+    tmp_path: Path, built: str, dataset: str, wraps: bool
+) -> None:
+    held = "class Held(torch.utils.data.Subset):\n    pass\n\n\n"
+    text = HEAD + held + WHOLE.replace("data = Whole()", f"data = {built}") + TAIL
+    facts = facts_in(tmp_path, text.replace("DEVICE", "'cpu'"), dataset=dataset)
+    assert all(row.code for row in rows_of(facts, Settings(cache=True))) == wraps
+
+
+def test_a_library_s_dataset_is_wrapped_where_the_script_makes_no_whole_batches(
+    tmp_path: Path,
+) -> None:
+    text = ARRAYS.replace("data = Arrays()", "data = torch.utils.data.Subset(Arrays(), range(40))")
+    facts = facts_in(tmp_path, (HEAD + text + TAIL).replace("DEVICE", "'cpu'"), dataset="Subset")
+    assert all(row.code for row in rows_of(facts, Settings(cache=True)))
 
 
 def test_samples_on_the_device_are_made_as_the_loader_makes_them(tmp_path: Path) -> None:

@@ -327,14 +327,17 @@ def words_of(script: Script, command: str | None) -> Words:
 
 def _others(listed: Sequence[Change]) -> str:
     """Which of the report's changes can be written, where any can."""
-    can = [
-        str(number)
-        for number, change in enumerate(listed, 1)
-        if _hunks_of(change) or any(row.command for row in change.rows)
-    ]
+    can = [str(number) for number, change in enumerate(listed, 1) if _can_be_written(change)]
     if not can:
         return ""
     return f" Of this report's changes, {', '.join(can)} can be written."
+
+
+def _can_be_written(change: Change) -> bool:
+    """All of it: what no line or option is known for was measured with the rest."""
+    if not all(row.code or row.command for row in change.rows):
+        return False
+    return bool(_hunks_of(change)) or any(row.command for row in change.rows)
 
 
 def _check_together(changes: Sequence[Change]) -> None:

@@ -193,7 +193,16 @@ def listing(run: Path, *rows: Recommendation) -> None:
         (
             (row("num_workers", 2, 3.0, code=WORKERS), row("reuse_buffers", True, 3.0, idea="No.")),
             (1,),
-            r"no line of yours for a part of it \(reuse_buffers\)",
+            r"no line of yours for a part of it \(reuse_buffers\). Write it by hand\.$",
+        ),
+        (
+            (
+                row("num_workers", 2, 3.0, code=WORKERS),
+                row("reuse_buffers", True, 3.0, idea="No."),
+                row("num_workers", 4, 4.0, code=WORKERS),
+            ),
+            (1,),
+            "Write it by hand. Of this report's changes, 2 can be written",
         ),
         (
             (

@@ -15,6 +15,7 @@ from loaderdoctor.findings.model import Kind, Rule
 
 PAGE = Path(__file__).parent / "findings.md"
 PARTS = ("Decides on", "Abstains", "Fooled by")
+NEXT = rf"^(?:{'|'.join(PARTS)}): |\Z"
 
 HEAD = f"""\
 # Findings
@@ -52,7 +53,7 @@ def parts_of(rule: Rule) -> tuple[str, dict[str, str]]:
     first, *_ = text.split("\n\n", 1)
     found = {}
     for part in PARTS:
-        match = re.search(rf"^{part}: (.+?)(?=^\w[\w ]+: |\Z)", text, re.DOTALL | re.MULTILINE)
+        match = re.search(rf"^{part}: (.+?)(?={NEXT})", text, re.DOTALL | re.MULTILINE)
         if match is None:
             raise ValueError(f"{kind_of(rule).value}: its docstring has no line `{part}:`")
         found[part] = " ".join(match[1].split())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,9 @@ from loaderdoctor.advice.ideas import CHANGES
 from loaderdoctor.findings.find import RULES
 
 SCRIPT = Path(__file__).parents[2] / "docs" / "make_findings.py"
+sys.path.insert(0, str(SCRIPT.parent))
+make_findings = importlib.import_module("make_findings")
+sys.path.remove(str(SCRIPT.parent))
 
 
 def test_the_page_of_kinds_is_current() -> None:
@@ -25,6 +29,15 @@ def test_every_rule_says_what_it_decides_on_when_it_abstains_and_what_fools_it()
         text = rule.__doc__ or ""
         for part in ("Decides on:", "Abstains:", "Fooled by:"):
             assert part in text, f"{rule} lacks {part}"
+
+
+def test_no_part_of_a_rule_ends_in_the_middle_of_a_sentence() -> None:
+    for rule in RULES:
+        first, parts = make_findings.parts_of(rule)
+        for text in (first, *parts.values()):
+            assert text.endswith((".", ".)")), f"{rule.__name__}: {text[-60:]}"
+        told = sum(len(text.split()) for text in (first, *parts.values()))
+        assert told == len((rule.__doc__ or "").split()) - sum(len(x.split()) for x in parts)
 
 
 def test_every_example_compiles() -> None:

@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from typing import Literal
 
 from loaderdoctor.attribution.ablation import computing_new_shapes
-from loaderdoctor.attribution.claims import claimed
+from loaderdoctor.attribution.claims import claimed, denied
 from loaderdoctor.attribution.cpu import (
     allow_for_contention,
     host_low_share,
@@ -181,13 +181,38 @@ def _with_host(
     trace: TraceFacts | None,
     loop_lines: LoopLineFacts | None,
     usable_cpus: float | None,
+    ablation: AblationFacts | None,
 ) -> dict[str, float] | None:
-    """With the host's, where other programs have the CPUs that the loop computes on."""
+    """With the host's, where other programs have the CPUs that the loop computes on.
+
+    And where the loop was seen to wait for more than is claimed: what is left out of that is in the
+    host's share, unless stack samples show the loop's own work there.
+    """
     if trace is None or trace.has_accelerator or shares is None or shares.host is None:
         return low
     own_low = loop_lines.own_low_share if loop_lines is not None else 0.0
     host_low = host_low_share(shares.host, step, own_low, usable_cpus)
+    if unclaimed := unclaimed_wait_share(ablation):
+        left = max(0.0, own_low, shares.host - unclaimed)
+        host_low = left if host_low is None else min(host_low, left)
     return low if host_low is None else {**(low or {}), "host": host_low}
+
+
+def unclaimed_wait_share(ablation: AblationFacts | None) -> float:
+    """What the loop waited for certain, beyond what is claimed of its loader, of the step.
+
+    Only where the rounds do not deny it: by more than twice their margin they do.
+    """
+    if ablation is None or ablation.input_ms is None or not ablation.input_ms.bounded:
+        return 0.0
+    seen, difference = ablation.mechanisms, (ablation.raw or ablation).input_ms
+    if seen is None or not seen.exposed or seen.wait_ms is None or not seen.wait_ms.bounded:
+        return 0.0
+    if difference is None or denied(difference, seen.wait_ms):
+        return 0.0
+    wall_ms = ablation.plain_ms.value
+    left_out = seen.wait_ms.low - ablation.input_ms.value
+    return max(0.0, left_out) / wall_ms if wall_ms > 0.0 else 0.0
 
 
 def machine_facts(environment: Environment) -> MachineFacts:
@@ -224,7 +249,7 @@ def facts_of_run(
         command=command,
         shares=shares,
         shares_low=_with_host(
-            lower_bounds(ablation, step), shares, step, trace, loop_lines, usable_cpus
+            lower_bounds(ablation, step), shares, step, trace, loop_lines, usable_cpus, ablation
         ),
         hidden=_hidden(trace, step, ablation),
         step=step,

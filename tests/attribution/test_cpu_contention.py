@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from loaderdoctor.attribution.ablation import Round, ablation_facts
 from loaderdoctor.attribution.claims import claimed
+from loaderdoctor.attribution.combine import unclaimed_wait_share
 from loaderdoctor.attribution.cpu import (
     allow_for_contention,
     core_contention,
@@ -21,8 +22,10 @@ from loaderdoctor.attribution.cpu import (
     without_neighbours,
 )
 from loaderdoctor.attribution.step import step_facts
+from loaderdoctor.attribution.verdict import judge_run
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts.loop import AblationFacts, CpuFacts, Mechanisms, PageFacts, StepFacts
+from loaderdoctor.facts.shares import Shares
 from loaderdoctor.instrument.wire.protocol import WindowRequest
 from tests.findings.builders import healthy, machine, step, workers
 from tests.instrument.watched import Trainer, watch
@@ -319,6 +322,30 @@ def test_a_hosts_share_beside_others_may_be_standing_ready() -> None:
     assert host_low_share(0.44, replace(beside, cpu=None), 0.0, 2.0) is None
     unknown = replace(beside, cpu=replace(cpu, train_wait_share=None))
     assert host_low_share(0.44, unknown, 0.0, 2.0) is None
+
+
+def test_a_host_verdict_is_uncertain_where_the_loop_waits_more_than_is_claimed() -> None:
+    # Full CPUs: the wait is no floor of a claim from noisy rounds, and would be the host's.
+    noisy = replace(
+        figures(40.0, 41.0),
+        input_ms=Estimate(value=-1.0, low=-20.0, high=18.0, n=2),
+        contended_ms=5.0,
+        mechanisms=replace(WAITED, wait_ms=Estimate(value=18.0, low=17.0, high=19.0, n=2)),
+    )
+    claim = claimed(noisy)
+    assert claim is not None and claim.input_ms is not None
+    assert claim.input_ms.value == 0.0
+    unclaimed = unclaimed_wait_share(claim)
+    assert unclaimed == pytest.approx(17.0 / 40.0)
+    shares = Shares(compute=0.55, communication=0.0, copy=None, input=0.0, host=0.45, other=0.0)
+    told = replace(healthy(ablation=claim), shares=shares, shares_low={"host": 0.45})
+    assert judge_run(told) == ("host", "high")
+    assert judge_run(replace(told, shares_low={"host": 0.45 - unclaimed})) == ("host", "uncertain")
+    # Rounds that deny the wait, and claims that hold it.
+    tight = replace(noisy, input_ms=Estimate(value=0.2, low=-0.5, high=0.9, n=5))
+    assert unclaimed_wait_share(claimed(tight)) == 0.0
+    assert unclaimed_wait_share(claimed(replace(noisy, contended_ms=None))) == 0.0
+    assert unclaimed_wait_share(None) == 0.0
 
 
 def test_a_run_without_an_ablation_leaves_late_wake_ups_out_too() -> None:

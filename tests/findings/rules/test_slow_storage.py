@@ -66,6 +66,13 @@ def waits(*tried: PoolTrial, reads: ReadFacts | None = LARGE, **changes: Any) ->
     return replace(facts, pool_trials=tried)
 
 
+def kept(facts: Facts, **changes: Any) -> Facts:
+    """The same of a dataset whose paths and clients are these."""
+    return replace(facts, loaders=(loader(settings={"num_workers": 2}, **changes),))
+
+
+# A generator of its own making: what workers read are the loader's pipes.
+PIPES = ReadFacts(bytes_per_batch=206.0, calls_per_batch=18.0, disk_share=0.0)
 LATENCY = Case(
     rule=latency_bound_storage,
     ill=waits(trial(4, 5.2), trial(8, 2.6)),
@@ -83,8 +90,16 @@ LATENCY = Case(
             loaders=(loader(settings={"num_workers": 0, "prefetch_factor": None}),),
         ),
         "one window that says nothing": waits(trial(8, 2.6, margin=30.0)),
+        "a stream that reads nothing": kept(waits(trial(8, 2.6), reads=PIPES), file_systems=()),
+        "beside files that nobody reads": kept(
+            waits(trial(8, 2.6), reads=PIPES), file_systems=("ext4",)
+        ),
     },
-    missing={"not tried": waits(), "no CPU times": waits(trial(8, 2.6), cpu_share=None)},
+    missing={
+        "not tried": waits(),
+        "no CPU times": waits(trial(8, 2.6), cpu_share=None),
+        "reads not counted": kept(waits(trial(8, 2.6), reads=None), file_systems=()),
+    },
 )
 BANDWIDTH = Case(
     rule=bandwidth_bound_storage,
@@ -100,6 +115,7 @@ BANDWIDTH = Case(
         "computes": waits(trial(8, 9.8), cpu_share=0.9),
         "one window that says nothing": waits(trial(8, 9.8, margin=30.0)),
         "one round": waits(trial(8, 9.8, margin=float("inf"))),
+        "a lock and no reads": kept(waits(trial(8, 9.8), reads=PIPES), file_systems=()),
     },
     missing={"not tried": waits(), "no CPU times": waits(trial(8, 9.8), cpu_share=None)},
 )
@@ -139,6 +155,11 @@ def test_what_was_tried_stands_in_the_place_of_what_is_general() -> None:
     late = {x.kind for x in find(waits(trial(8, 2.6)))}
     assert Kind.LATENCY_BOUND_STORAGE in late
     assert Kind.STORAGE_BOUND_WORKERS not in late
+
+
+def test_what_a_client_brings_over_sockets_counts_as_read() -> None:
+    remote = kept(waits(trial(8, 2.6), reads=PIPES), file_systems=(), clients=("s3fs",))
+    assert latency_bound_storage(remote) is not None
 
 
 def test_bytes_that_the_system_does_not_count_are_not_told() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from loaderdoctor.attribution.distortion import host_bounds, without_profiler
+from loaderdoctor.facts.loop import WallFacts
 from loaderdoctor.facts.shares import (
     HIGH_SHARE,
     MODERATE_SHARE,
@@ -118,15 +119,39 @@ def judge_run(facts: Facts) -> tuple[Bound, VerdictSeverity]:
         return "unknown", "none"
     if facts.shares is None:
         return "unknown", "none"
-    values, low = _with_elsewhere(of_wall(facts), _low_of_wall(facts), facts)
-    bound, severity = _largest(values, low)
-    host_low = _bound(low, "host")
-    if bound == "host" and host_low is not None:
-        bound, severity = _beside_others(values, low, host_low)
+    bound, severity = _of_all_time(facts)
     if facts.unsteady and bound != "outside":  # which rests on no trace
         return bound, _of_unsteady(bound, severity, facts)
     if bound == "input" and severity == "uncertain" and _computes_at_the_edge(facts):
         return "compute", "none"
+    return bound, severity
+
+
+def _of_all_time(facts: Facts) -> tuple[Bound, VerdictSeverity]:
+    """Of the step, what lies outside it, and what trains on other loaders.
+
+    A pass elsewhere that was seen once carries no severity, as how often it comes is not known: of
+    what is otherwise healthy it leaves open whether loaders are waited for.
+    """
+    values, low, wall = of_wall(facts), _low_of_wall(facts), facts.wall
+    if wall is None or facts.step is None or facts.step.clock == "device":
+        # With an accelerator nothing tells what of waits elsewhere is hidden.
+        return _judged(values, low)
+    known = wall.seen_again
+    bound, severity = _judged(*with_elsewhere(values, low, known))
+    open_ = severity == "none" and known.elsewhere != wall.elsewhere
+    if open_ and _judged(*with_elsewhere(values, low, wall))[0] == "input":
+        return "input", "uncertain"
+    return bound, severity
+
+
+def _judged(
+    values: Mapping[str, float | None], low: Mapping[str, float] | None
+) -> tuple[Bound, VerdictSeverity]:
+    bound, severity = _largest(values, low)
+    host_low = _bound(low, "host")
+    if bound == "host" and host_low is not None:
+        return _beside_others(values, low, host_low)
     return bound, severity
 
 
@@ -209,33 +234,39 @@ def of_wall(facts: Facts) -> dict[str, float | None]:
     return {**scaled, "outside": wall.outside_share}
 
 
-def _with_elsewhere(
-    values: dict[str, float | None], low: Mapping[str, float] | None, facts: Facts
-) -> tuple[dict[str, float | None], Mapping[str, float] | None]:
-    """The same of all that trains, where other loaders' passes do too.
+def with_elsewhere(
+    values: Mapping[str, float | None], low: Mapping[str, float] | None, wall: WallFacts
+) -> tuple[Mapping[str, float | None], Mapping[str, float] | None]:
+    """Shares of all the time and their lower ends -> the same with other loaders' training in it.
 
-    They wait as was counted, and the rest of their time is taken for like the rest of the step.
-    With an accelerator nothing tells what of their waits is hidden: the verdict is of the step.
+    Its passes wait as was counted. Of the rest no other part takes more than it does of the step,
+    and computing what is left: none is graver than what is told of it.
     """
-    wall = facts.wall
-    if wall is None or not wall.elsewhere_ms or facts.step is None or facts.step.clock == "device":
+    if not wall.elsewhere_ms:
         return values, low
-    waits = wall.elsewhere_wait_ms / (wall.total_ms + wall.elsewhere_ms)
-    scale = wall.total_ms / (wall.total_ms + wall.elsewhere_ms)
-    own = (values["input"] or 0.0) * scale
-    rest = 1.0 - (values["input"] or 0.0)
-    more = (1.0 - own - waits) / rest if rest > 0.0 else 0.0
-    joined = {k: None if v is None else v * more for k, v in values.items()}
-    input_low = (low or {}).get("input", values["input"] or 0.0) * scale + waits
-    return {**joined, "input": own + waits}, {**(low or {}), "input": input_low}
+    all_ms = wall.total_ms + wall.elsewhere_ms
+    scale, waits = wall.total_ms / all_ms, wall.elsewhere_wait_ms / all_ms
+    factors = {"input": scale, "outside": scale}
+    joined: dict[str, float | None] = {
+        k: None if v is None else v * factors.get(k, 1.0 - waits) for k, v in values.items()
+    }
+    joined["input"] = (joined["input"] or 0.0) + waits
+    rest = "other" if values["compute"] is None else "compute"
+    left = 1.0 - sum(v for k, v in joined.items() if v is not None and k != rest)
+    joined[rest] = max(0.0, left)
+    bounds = {"input": values["input"] or 0.0, **(low or {})}
+    scaled = {k: v * factors.get(k, 1.0 - waits) for k, v in bounds.items()}
+    return joined, {**scaled, "input": max(0.0, scaled["input"]) + waits}
 
 
 def _low_of_wall(facts: Facts) -> Mapping[str, float] | None:
+    """The lower ends of these; none above its share, of which what is outside may be taken."""
     wall, low = facts.wall, facts.shares_low
     if wall is None or wall.total_ms <= 0 or not wall.outside_ms:
         return low
-    scale = wall.step_ms / wall.total_ms
-    return {**{k: v * scale for k, v in (low or {}).items()}, "outside": wall.low_share}
+    scale, values = wall.step_ms / wall.total_ms, of_wall(facts)
+    scaled = {k: min(v * scale, values.get(k) or 0.0) for k, v in (low or {}).items()}
+    return {**scaled, "outside": wall.low_share}
 
 
 def _largest(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from loaderdoctor.estimate import Estimate
@@ -161,6 +161,16 @@ class WallFacts:
         return sum(
             (p.ms_per_step or 0.0) * (p.wait_share or 0.0) for p in self.elsewhere if not p.in_steps
         )
+
+    @property
+    def seen_again(self) -> WallFacts:
+        """Without training elsewhere that was seen once: how often that comes is not known."""
+        return replace(self, elsewhere=tuple(p for p in self.elsewhere if p.n > 1))
+
+    def waits_share(self, input_share: float) -> float:
+        """Getting batches here, where it is `input_share` of a step, and elsewhere, of it all."""
+        waits_ms = input_share * self.step_ms + self.elsewhere_wait_ms
+        return waits_ms / (self.total_ms + self.elsewhere_ms)
 
     @property
     def own_ms(self) -> float:

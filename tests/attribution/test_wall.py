@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from itertools import product
 from typing import Any, Literal
 
 import pytest
 
 from loaderdoctor import format as fmt
 from loaderdoctor.attribution.step import step_facts
-from loaderdoctor.attribution.verdict import judge_run, of_wall
+from loaderdoctor.attribution.verdict import judge_run, of_wall, with_elsewhere
 from loaderdoctor.attribution.wall import wall_facts
 from loaderdoctor.facts.loop import OutsideFacts, StepFacts, WallFacts
 from loaderdoctor.findings.find import find
 from loaderdoctor.instrument.wire.records import OutsideRecord, WallRecord
-from loaderdoctor.report.words.summary import verdict_sentence
+from loaderdoctor.report.words.summary import cost_sentence, verdict_sentence
 from tests.attribution.builders import observed, window
 from tests.findings.builders import healthy, with_exposed
 
@@ -152,10 +154,10 @@ def test_the_largest_of_all_the_time_is_the_verdict(facts: Any, bound: str, seve
     assert judge_run(facts) == (bound, severity)
 
 
-def elsewhere(ms: float, wait_share: float, *, in_steps: bool = False) -> WallFacts:
+def elsewhere(ms: float, wait_share: float, *, n: int = 20, in_steps: bool = False) -> WallFacts:
     """Next to a step of 10 ms, so much of training on another loader."""
     part = OutsideFacts(
-        what="training", site="tune.py:9", seconds=ms / 100, n=20, every_steps=10,
+        what="training", site="tune.py:9", seconds=ms / 100, n=n, every_steps=10,
         wait_share=wait_share, n_batches=10, in_steps=in_steps,
     )  # fmt: skip
     return WallFacts(step_ms=10.0, outside=(), n_steps=200, elsewhere=(part,))
@@ -170,6 +172,11 @@ def elsewhere(ms: float, wait_share: float, *, in_steps: bool = False) -> WallFa
         ("host", 0.3, elsewhere(10.0, 0.0), "input", "moderate"),  # 3 of 20
         ("host", 0.3, elsewhere(10.0, 0.3), "input", "high"),
         ("device", 0.0, elsewhere(10.0, 0.8), "compute", "none"),  # what of it is hidden?
+        # Seen once: it may be one of many epochs that has such a pass.
+        ("host", 0.0, elsewhere(10.0, 0.8, n=1), "input", "uncertain"),
+        ("host", 0.1, elsewhere(10.0, 0.8, n=1), "input", "moderate"),
+        ("host", 0.3, elsewhere(10.0, 0.0, n=1), "input", "high"),
+        ("device", 0.0, elsewhere(10.0, 0.8, n=1), "compute", "none"),
     ],
 )
 def test_waits_of_other_loaders_that_train_count_where_nothing_hides_them(
@@ -219,9 +226,95 @@ def test_a_verdict_on_waits_of_other_loaders_tells_of_them() -> None:
     assert facts.step is not None
     facts = replace(facts, step=replace(facts.step, clock="host"))
     said = verdict_sentence(*judge_run(facts), facts=facts, findings=find(facts))
-    assert said.startswith("Steps are taken on other loaders too, 50 % of the time")
+    assert said.startswith("Waiting for loaders takes 40 % of all the time, in steps on other")
+    assert "Steps are taken on other loaders too, 50 % of the time" in said
     assert "Give this loader workers" in said
     waits = with_exposed(input_=0.3, wall=elsewhere(10.0, 0.8))
     assert waits.step is not None
     waits = replace(waits, step=replace(waits.step, clock="host"))
     assert "loader costs" in verdict_sentence(*judge_run(waits), facts=waits, findings=find(waits))
+
+
+def both(validation: WallFacts, training: WallFacts) -> WallFacts:
+    return replace(validation, elsewhere=training.elsewhere)
+
+
+def on_host(**known: Any) -> Any:
+    facts = with_exposed(**known)
+    assert facts.step is not None
+    return replace(facts, step=replace(facts.step, clock="host"))
+
+
+# Share of input, of the host, milliseconds outside and elsewhere a step, what of these are waits.
+MIXES = tuple(
+    product((0.0, 0.03, 0.08, 0.19, 0.3), (0.02, 0.17, 0.5), (0.0, 0.8, 2.8, 40.0),
+            (0.0, 2.0, 30.0), (0.0, 0.2, 0.9), (1, 20))
+)  # fmt: skip
+
+
+def mixed(input_: float, host: float, ms: float, more: float, wait: float, n: int) -> Any:
+    wall = both(outside(ms), elsewhere(more, wait, n=n))
+    facts = on_host(input_=input_, host=host, copy=0.0, wall=wall)
+    low = {"input": 0.8 * input_, "host": 0.9 * host}
+    return replace(facts, shares_low=low)
+
+
+@pytest.mark.parametrize("scale", [0.5, 1.0])
+def test_with_training_elsewhere_shares_sum_to_one_and_no_low_is_above_its_share(
+    scale: float,
+) -> None:
+    for mix in MIXES:
+        facts = mixed(*mix)
+        own, wall = of_wall(facts), facts.wall
+        low = {k: scale * v for k, v in own.items() if v is not None}
+        values, bounds = with_elsewhere(own, low, wall)
+        assert sum(v for v in values.values() if v is not None) == pytest.approx(1.0)
+        for name, value in (bounds or {}).items():
+            assert value <= (values[name] or 0.0) + 1e-9
+        for name in ("outside", "host"):  # training elsewhere makes no other part graver
+            assert (values.get(name) or 0.0) <= (own.get(name) or 0.0) + 1e-9
+
+
+def test_training_elsewhere_makes_what_lies_outside_a_smaller_part() -> None:
+    facts = on_host(wall=both(outside(2.8), elsewhere(30.0, 0.0)))
+    values, low = with_elsewhere(of_wall(facts), {"outside": 2.8 / 12.8}, facts.wall)
+    assert values["outside"] == pytest.approx(2.8 / 42.8)
+    assert low == pytest.approx({"input": 0.0, "outside": 2.8 / 42.8})
+    assert judge_run(facts) == ("outside", "moderate")
+
+
+def test_a_sentence_names_at_least_the_share_that_its_severity_takes() -> None:
+    told = 0
+    for mix in MIXES:
+        facts = mixed(*mix)
+        bound, severity = judge_run(facts)
+        if severity not in ("high", "moderate"):
+            continue
+        said = verdict_sentence(bound, severity, facts=facts, findings=find(facts))
+        (first, *_) = re.findall(r"([\d.]+) %", said)
+        assert float(first) >= (20 if severity == "high" else 5), (mix, severity, said)
+        if said.startswith("Waiting for loaders"):
+            told += 1
+            assert mix[-1] > 1
+            assert "tune.py:9" in said
+    assert told > 20
+
+
+def test_of_a_pass_seen_once_it_is_said_and_nothing_else_is_hidden_by_it() -> None:
+    facts = on_host(input_=0.02, host=0.02, wall=elsewhere(10.0, 0.8, n=1))
+    assert judge_run(facts) == ("input", "uncertain")
+    said = verdict_sentence("input", "uncertain", facts=facts, findings=find(facts))
+    assert "seen once, so how often it comes is not known" in said
+    assert judge_run(replace(facts, wall=None)) == ("compute", "none")
+    busy = on_host(input_=0.06, host=0.9, copy=0.0, wall=elsewhere(10.0, 0.9, n=1))
+    assert judge_run(busy) == ("host", "high")
+
+
+def test_a_loop_that_waits_here_and_elsewhere_is_told_of_both_elsewhere_first() -> None:
+    facts = on_host(input_=0.16, host=0.78, copy=0.0, wall=elsewhere(3.2, 0.59))
+    bound, severity = judge_run(facts)
+    assert (bound, severity) == ("input", "high")
+    said = verdict_sentence(bound, severity, facts=facts, findings=find(facts))
+    assert said.startswith("Waiting for loaders takes 26 % of all the time: 14 % in steps on other")
+    assert "12 % in its own. Steps are taken" in said
+    assert cost_sentence(bound, severity, facts).startswith("Waiting for loaders takes 26 %")

@@ -206,7 +206,8 @@ def trains_elsewhere(facts: Facts) -> Finding | None:
     """Another loader's passes train as well, and none of the shares are of their steps.
 
     Decides on: passes whose batches are followed by an optimizer's step, and how often they come;
-    the share is what they wait for batches, of all the training's time.
+    the share is what they wait for batches, of all the training's time. Passes seen once are not
+    in it, or where they are all there is, it is uncertain: how often they come is not known.
     Abstains: no such pass was seen, or its batches belong to the steps that were measured. With an
     accelerator its waits may be hidden: then the share is not known, and it is a hint.
     Fooled by: a pass whose optimizer steps train something else than the model.
@@ -215,19 +216,28 @@ def trains_elsewhere(facts: Facts) -> Finding | None:
     parts = [p for p in wall.elsewhere if not p.in_steps] if wall is not None else []
     if wall is None or not parts:
         return None
-    first = max(parts, key=lambda p: p.ms_per_step or 0.0)
-    all_ms = wall.total_ms + wall.elsewhere_ms
+    known = wall.seen_again
+    again = known.elsewhere_wait_ms / (known.total_ms + known.elsewhere_ms)
+    perhaps = wall.elsewhere_wait_ms / (wall.total_ms + wall.elsewhere_ms)
+    once = again < MODERATE_SHARE <= perhaps or not known.elsewhere_ms
+    counted = wall if once else known
+    share = perhaps if once else again
     hidden = facts.step is None or facts.step.clock == "device"
-    wait = None if hidden else wall.elsewhere_wait_ms / all_ms
-    told = "; ".join(_trains_words(part) for part in parts)
-    whole = f", {fmt.share(wall.elsewhere_ms / all_ms)} of the time," if wall.elsewhere_ms else ""
+    first = max(
+        [p for p in parts if p in counted.elsewhere],
+        key=lambda p: (p.ms_per_step or 0.0) * (p.wait_share or 0.0 if not hidden else 1.0),
+    )
+    wait = None if hidden else share
+    told = "; ".join(_trains_words(part, wall) for part in parts)
+    part_of_all = known.elsewhere_ms / (known.total_ms + known.elsewhere_ms)
+    whole = f", {fmt.share(part_of_all)} of the time," if known.elsewhere_ms else ""
     return Finding(
         kind=Kind.TRAINS_ELSEWHERE,
-        severity=Severity.LOW if wait is None or wait < MODERATE_SHARE else severity(wait, None),
+        severity=Severity.LOW if wait is None else severity(wait, again),
         share=wait,
         loader=first.site,
         summary=(
-            f"Steps are taken on other loaders too{whole} and are not in the step above: {told}."
+            f"Steps are taken on other loaders too{whole} and are not in the measured step: {told}."
         ),
         evidence={
             "seconds_each": first.seconds,
@@ -245,7 +255,7 @@ def trains_elsewhere(facts: Facts) -> Finding | None:
     )
 
 
-def _trains_words(part: OutsideFacts) -> str:
+def _trains_words(part: OutsideFacts, wall: WallFacts) -> str:
     """`tune.py:9 (5 passes of 24 batches, 33 ms a batch, 20 ms of it for getting it)`."""
     n = part.n_batches or 0.0
     each = ""
@@ -256,7 +266,13 @@ def _trains_words(part: OutsideFacts) -> str:
             each += f", {fmt.ms(ms * part.wait_share)} of it to get it"
     passes = fmt.count(part.n, "pass", "passes")
     of = fmt.count(round(n), "batch", "batches")
-    return f"{part.site} ({passes} of {of}{each})"
+    once = ""
+    if part.n == 1:
+        once = "; seen once, so how often it comes is not known"
+        if part.ms_per_step:
+            share = part.ms_per_step / (wall.total_ms + wall.elsewhere_ms)
+            once += f": {fmt.share(share)} of the time if as often as until then"
+    return f"{part.site} ({passes} of {of}{each}{once})"
 
 
 def pass_before_training(facts: Facts) -> Finding | None:

@@ -12,10 +12,16 @@ from statistics import fmean
 
 from loaderdoctor import format as fmt
 from loaderdoctor.facts.loop import OutsideFacts, StepFacts, WallFacts
-from loaderdoctor.facts.shares import MODERATE_SHARE
+from loaderdoctor.facts.shares import (
+    HIGH_SHARE,
+    MODERATE_SHARE,
+    VerdictSeverity,
+    shown_severity,
+)
 from loaderdoctor.facts.trace import BusyFacts, IdleGapFacts
+from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.model import Finding as FoundFinding
-from loaderdoctor.findings.model import Kind
+from loaderdoctor.findings.model import Kind, Severity
 from loaderdoctor.findings.rules.outside import named, outside_words
 from loaderdoctor.report import model, run_model
 from loaderdoctor.report.model import Report
@@ -149,6 +155,41 @@ def outside_sentence(wall: WallFacts, findings: Sequence[FoundFinding]) -> str:
         once = " It was seen once only: that may be the slowest."
     advice = f" {mine.advice}" if mine is not None and mine.advice else ""
     return f"{outside_cost(wall)}{once}{advice}"
+
+
+def waits_sentence(
+    severity: VerdictSeverity, facts: Facts, findings: Sequence[FoundFinding]
+) -> str | None:
+    """The verdict where it rests on waits for other loaders that train; None where it does not."""
+    mine = next((f for f in findings if f.kind is Kind.TRAINS_ELSEWHERE), None)
+    told = f"{mine.summary} {mine.advice or ''}".rstrip() if mine is not None else ""
+    if severity == "uncertain":
+        rests = mine is not None and mine.severity is Severity.UNCERTAIN
+        return told if rests and (facts.share("input") or 0.0) < MODERATE_SHARE else None
+    cost = waits_cost(facts, severity)
+    return f"{cost} {told}".rstrip() if cost is not None else None
+
+
+def waits_cost(facts: Facts, severity: VerdictSeverity) -> str | None:
+    """What all loaders that train are waited for; None where the step's bears the severity."""
+    wall = facts.wall.seen_again if facts.wall is not None else None
+    if wall is None or not wall.elsewhere_wait_ms or facts.step is None:
+        return None
+    own, scale = facts.share("input") or 0.0, wall.step_ms / wall.total_ms
+    low = (facts.shares_low or {}).get("input")
+    alone = shown_severity(own * scale, low * scale if low is not None else None)
+    needed = HIGH_SHARE if severity == "high" else MODERATE_SHARE
+    if facts.step.clock == "device" or (own * scale >= needed and alone in (severity, "high")):
+        return None
+    total, theirs = wall.waits_share(own), wall.waits_share(0.0)
+    named = ", ".join(dict.fromkeys(p.site for p in wall.elsewhere if p.site and p.wait_share))
+    others = f"steps on other loaders than the measured one{f' ({named})' if named else ''}"
+    if not own:
+        return f"Waiting for loaders takes {fmt.share(total)} of all the time, in {others}."
+    return (
+        f"Waiting for loaders takes {fmt.share(total)} of all the time: {fmt.share(theirs)} in "
+        f"{others}, {fmt.share(total - theirs)} in its own."
+    )
 
 
 def outside_cost(wall: WallFacts) -> str:

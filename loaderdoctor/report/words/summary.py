@@ -13,7 +13,12 @@ from loaderdoctor.findings.model import PARTS, Finding, Kind, Severity
 from loaderdoctor.report import model
 from loaderdoctor.report.model import Recommendation
 from loaderdoctor.report.words.changes import Change, changes_of
-from loaderdoctor.report.words.parts import outside_cost, outside_sentence
+from loaderdoctor.report.words.parts import (
+    outside_cost,
+    outside_sentence,
+    waits_cost,
+    waits_sentence,
+)
 from loaderdoctor.report.words.verdict import (
     NEW_SHAPES,
     caveats,
@@ -144,6 +149,11 @@ def _sentence(
         said = _healthy(severity, facts, step_ms, recommendations, _threads(findings), unsettled)
         edge = next((f for f in findings if f.kind is Kind.WORKERS_JUST_KEEP_UP), None)
         return f"{said} At the edge: {edge.summary}" if edge is not None else said
+    waits = waits_sentence(severity, facts, findings) if bound == "input" else None
+    if waits is not None:
+        change = next(iter(changes_of(recommendations)), None)
+        here = _first_change(step_ms, change) if change is not None else ""
+        return f"{_threads(findings)}{waits} {here}".rstrip()
     if severity == "uncertain":
         change = next(iter(changes_of(recommendations)), None)
         if change is not None and change.measured_ms is not None:  # shown to help all the same
@@ -151,9 +161,6 @@ def _sentence(
         if (silent := stands_still(facts, findings)) is not None:
             return silent
         return f"{_threads(findings)}{uncertain_sentence(bound, facts, step_ms, unsettled)}"
-    waits = next((f for f in findings if f.kind is Kind.TRAINS_ELSEWHERE), None)
-    if bound == "input" and waits is not None and (facts.share(bound) or 0.0) < MODERATE_SHARE:
-        return f"{waits.summary} {waits.advice}"
     cost = _cost(bound, facts, step_ms)
     threads = _threads(findings)  # say what they cost themselves
     causes = [f for f in findings if f.kind in _OF_BOUND[bound] and not _disproved(f)]
@@ -211,7 +218,8 @@ def cost_sentence(bound: Bound, severity: VerdictSeverity, facts: Facts) -> str:
         return outside_cost(facts.wall)
     if bound not in _COST:
         return ""
-    return f"{_cost(bound, facts, step_ms)}."
+    theirs = waits_cost(facts, severity) if bound == "input" else None
+    return theirs or f"{_cost(bound, facts, step_ms)}."
 
 
 def _disproved(cause: Finding) -> bool:

@@ -79,7 +79,7 @@ CASES = (
         severity=Severity.HIGH,
         evidence={"n_seen": 4, "n_batches": 20.0, "wait_share": 0.6, "elsewhere_ms_per_step": 10.0},
         says=(
-            "Steps are taken on other loaders too, 50 % of the time, and are not in the step",
+            "Steps are taken on other loaders too, 50 % of the time, and are not in the measured",
             "tune.py:9 (4 passes of 20 batches, 10.0 ms a batch, 6.00 ms of it to get it)",
             "Give this loader workers",
         ),
@@ -134,6 +134,29 @@ def test_what_was_seen_once_is_uncertain() -> None:
     found = time_outside_steps(healthy(wall=wall(replace(VALIDATION, n=1))))
     assert found is not None
     assert found.severity is Severity.UNCERTAIN
+
+
+def test_training_elsewhere_that_was_seen_once_is_uncertain_and_told_so() -> None:
+    once = replace(TRAINING, n=1, at_epoch_end=True)
+    found = trains_elsewhere(healthy(step=ON_HOST, wall=also(once)))
+    assert found is not None
+    assert found.severity is Severity.UNCERTAIN
+    assert "too and are not in the measured step" in found.summary  # no share of the time
+    assert "seen once, so how often it comes is not known: 50 % of the time if" in found.summary
+    never = trains_elsewhere(healthy(step=ON_HOST, wall=also(replace(once, every_steps=None))))
+    assert never is not None
+    assert (never.severity, "50 %" in never.summary) == (Severity.LOW, False)
+
+
+def test_next_to_passes_seen_again_one_seen_once_takes_no_part_in_the_share() -> None:
+    alone = trains_elsewhere(healthy(step=ON_HOST, wall=also(TRAINING)))
+    once = replace(TRAINING, site="other.py:3", n=1, seconds=2.0)
+    also_once = trains_elsewhere(healthy(step=ON_HOST, wall=also(TRAINING, once)))
+    assert alone is not None
+    assert also_once is not None
+    assert (also_once.share, also_once.severity) == (alone.share, alone.severity)
+    assert also_once.loader == "tune.py:9"
+    assert "other.py:3 (1 pass" in also_once.summary
 
 
 def test_a_finding_of_the_step_is_no_graver_than_its_part_of_all_the_time() -> None:

@@ -15,6 +15,7 @@ from loaderdoctor.advice.candidates import PredictedFrom
 from loaderdoctor.facts.loop import UNLIKE_SHARE
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.report.model import Recommendation, Report, Trial
+from loaderdoctor.report.run_model import Wall
 from loaderdoctor.setting_words import capitalised, phrase, together
 from loaderdoctor.settings import AXES_BY_NAME, Settings
 
@@ -288,17 +289,17 @@ def vocabulary(changes: Sequence[Change]) -> str | None:
 def meaning(report: Report) -> str | None:
     """What the first change means for a whole run; None where it was not measured as faster.
 
-    Nor where its gain here is none that a new run is promised.
+    Nor where its gain here is none that a new run is promised, or how much of the time training on
+    other loaders takes is not known.
     """
     now_ms = report.step.wall_ms
     first = next(iter(changes_of(report.recommendations)), None)  # what the headline speaks of
     ratio = (first.times_as_fast(now_ms) if first is not None else None) or 0.0
     only_reads = not report.trains and not report.calls_model  # and ends before training, may be
     unpromised = first is not None and not first.is_promised
-    if now_ms is None or ratio <= 1.0 or only_reads or unpromised:
+    outside_ms = _beside_steps_ms(report.wall) if report.wall is not None else 0.0
+    if now_ms is None or ratio <= 1.0 or only_reads or unpromised or outside_ms is None:
         return None
-    # A shorter step leaves what lies outside the steps as it is.
-    outside_ms = report.wall.total_ms - report.wall.step_ms if report.wall is not None else 0.0
     best_ms, now_ms = now_ms / ratio + outside_ms, now_ms + outside_ms
     hour = fmt.seconds(3600 * best_ms / now_ms)
     what = "training" if report.trains else "inference"
@@ -311,6 +312,14 @@ def meaning(report: Report) -> str | None:
             f"instead of {fmt.seconds(steps * now_ms / 1e3)}"
         )
     return text + "."
+
+
+def _beside_steps_ms(wall: Wall) -> float | None:
+    """What a shorter step leaves as it is, a step; None where it is not known to come again."""
+    others = [part for part in wall.elsewhere if not part.in_steps]
+    if any(part.n == 1 or part.ms_per_step is None for part in others):
+        return None
+    return wall.total_ms - wall.step_ms + sum(part.ms_per_step or 0.0 for part in others)
 
 
 def leader_not_advised(report: Report) -> str | None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import pytest
 from msgspec import structs
 
 from loaderdoctor.commands.output import share_of, share_rules
 from loaderdoctor.facts.loop import OutsideFacts, WallFacts
 from loaderdoctor.report.build import Judged, build_report
 from loaderdoctor.report.comparison import compare
-from loaderdoctor.report.model import Report
+from loaderdoctor.report.model import Recommendation, Report
 from loaderdoctor.report.words.changes import meaning
 from loaderdoctor.report.words.parts import wall_sentence
 from loaderdoctor.report.words.summary import cost_sentence, verdict_sentence
@@ -22,6 +24,10 @@ VALIDATION = OutsideFacts(
 )  # fmt: skip
 WALL = WallFacts(step_ms=10.0, outside=(VALIDATION,), n_steps=300)
 ONCE = replace(VALIDATION, n=1, every_steps=None)
+FASTER = Recommendation(
+    setting="num_workers", from_=0, to=4, code="", predicted_step_ms=None,
+    measured_step_ms=5.0, measured_ci_ms=(4.9, 5.1), own_step_ms=10.0,
+)  # fmt: skip
 
 
 def report(wall: WallFacts | None = WALL, bound: str = "outside", severity: str = "high") -> Report:
@@ -66,18 +72,32 @@ def test_another_verdict_is_followed_by_what_lies_outside() -> None:
 
 
 def test_an_hour_shrinks_by_the_steps_part_alone() -> None:
-    from loaderdoctor.report.model import Recommendation
-
-    faster = Recommendation(
-        setting="num_workers", from_=0, to=4, code="", predicted_step_ms=None,
-        measured_step_ms=5.0, measured_ci_ms=(4.9, 5.1), own_step_ms=10.0,
-    )  # fmt: skip
-    alone = structs.replace(report(None), recommendations=(faster,))
+    alone = structs.replace(report(None), recommendations=(FASTER,))
     step_ms = alone.step.wall_ms
     assert step_ms is not None
     assert "becomes 30 min" in (meaning(alone) or "")
-    all_time = structs.replace(report(), recommendations=(faster,))
+    all_time = structs.replace(report(), recommendations=(FASTER,))
     assert "becomes 54 min" in (meaning(all_time) or "")  # 5 of 50 ms
+
+
+@pytest.mark.parametrize(
+    ("part", "becomes"),
+    [
+        ({"n": 4}, "becomes 45 min"),  # 5 of 20 ms
+        ({"n": 4, "in_steps": True}, "becomes 30 min"),
+        ({"n": 1}, None),  # how often it comes is not known
+        ({"n": 4, "every_steps": None}, None),
+    ],
+)
+def test_an_hour_holds_training_on_other_loaders_too(
+    part: dict[str, Any], becomes: str | None
+) -> None:
+    known = {"seconds": 1.0, "every_steps": 100.0, **part}
+    training = OutsideFacts(what="training", site="tune.py:9", **known)
+    alone = WallFacts(step_ms=10.0, outside=(), n_steps=300, elsewhere=(training,))
+    said = meaning(structs.replace(report(alone, bound="compute"), recommendations=(FASTER,)))
+    assert (said or "").startswith(f"Every hour of this training {becomes}" if becomes else "")
+    assert (said is None) == (becomes is None)
 
 
 def test_other_programs_may_judge_it() -> None:

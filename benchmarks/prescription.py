@@ -8,9 +8,9 @@ pytorch/examples, pytorch/vision and huggingface/pytorch-image-models in FOLDER)
 diagnose` in a copy of the script's folder, `apply --write` there, `prove` (original and changed
 script in turns, in fresh processes, on the same seed). A row holds where the promise's interval
 meets the measured one, or comes within 15 % of the measured ratio, and a promised gain is not ruled
-out (an "at best": where the script became faster, and not by more than that; "may gain nothing":
-where it did not become slower), and where the changed script trains on the same batches to
-the same losses, but for other random draws and for what the advice said of them. Where the speed
+out (an "at best": where the script became faster, and not by more than that; "may gain less or
+nothing": where it did not become slower), and where the changed script trains on the same batches
+to the same losses, but for other random draws and for what the advice said of them. Where the speed
 was as promised and of training nothing can be known (a script that differs from itself), the row
 says both and is not counted as one that holds; nor is one where a gain was promised and the proof
 is too noisy to show any. The first change that can be written is proven; those before it are
@@ -296,7 +296,7 @@ def _promised(proof: dict[str, Any]) -> str:
     if times is None:
         return "–"
     at_best = "at best " if proof.get("promise_at_best") else ""
-    may = ", may gain nothing" if proof.get("promised_gain") is False else ""
+    may = ", may gain less or nothing" if proof.get("promised_gain") is False else ""
     interval = f" [{between[0]:.2f}, {between[1]:.2f}]" if between else ""
     return f"{at_best}{times:.2f}×{interval}{may}"
 

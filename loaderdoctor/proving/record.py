@@ -22,6 +22,7 @@ from loaderdoctor.proving.edits import FileEdit
 from loaderdoctor.proving.judge import MAX_RATIO_KNOWN, Kept, Promise, Proof
 from loaderdoctor.proving.samples import Samples
 from loaderdoctor.report.files import write_bytes
+from loaderdoctor.report.words.changes import MAY_GAIN_NOTHING
 
 # In the run folder whose advice was proven; the oldest first.
 PROOFS = "proofs.json"
@@ -59,7 +60,7 @@ def headline(proof: Proof, *, promise: Promise | None = None) -> str:
 
 
 def promised(promise: Promise) -> str:
-    """`3.9x [3.10, 4.70]`, `at best 3.9x`, `1.2x [0.83, 1.72], may gain nothing`.
+    """`3.9x [3.10, 4.70]`, `at best 3.9x`, `1.2x [0.83, 1.72], may gain less or nothing`.
 
     The interval is one of what a new run of the script gets.
     """
@@ -67,7 +68,7 @@ def promised(promise: Promise) -> str:
     if promise.low is None or promise.high is None:
         return said
     between = f"[{promise.low:.2f}, {promise.high:.2f}]"
-    return f"{said} {between}{'' if promise.is_gain else ', may gain nothing'}"
+    return f"{said} {between}" + ("" if promise.is_gain else f", {MAY_GAIN_NOTHING}")
 
 
 def rows(proof: Proof, *, expected: str | None = None) -> list[tuple[str, str]]:

@@ -97,7 +97,7 @@ def test_a_run_that_is_too_short_to_time_proves_nothing() -> None:
         (Promise(times=3.0, low=2.2, high=4.5), True),  # its own interval reaches what was got
         (Promise(times=3.0, low=2.6, high=3.6), False),
         (Promise(times=3.0, at_best=True), True),
-        (Promise(times=1.2, low=0.8, high=1.7), True),  # "may gain nothing": it helped
+        (Promise(times=1.2, low=0.8, high=1.7), True),  # "may gain less or nothing": it helped
         (Promise(times=2.2, at_best=True), True),
         (Promise(times=1.5, at_best=True), False),  # "at best" was wrong
         (None, None),
@@ -119,7 +119,7 @@ def test_about_as_fast_is_kept_by_what_gains_nothing_and_broken_by_what_is_slowe
     assert same.keeps(promise) is True
     assert same.keeps(Promise(times=1.2, low=1.1, high=1.3)) is False  # a gain would not be
     said = headline(same, promise=promise)
-    assert said.endswith("; as expected (1.20× [0.70, 2.00], may gain nothing).")
+    assert said.endswith("; as expected (1.20× [0.70, 2.00], may gain less or nothing).")
     slower = proved([10.0, 10.0, 10.0], [13.0, 13.1, 12.9])
     assert slower.keeps(promise) is False
     assert "not as expected" in headline(slower, promise=promise)

@@ -32,7 +32,7 @@ _MEANINGS = {
 
 
 # Of a gain that is no larger than what runs of one script differ by.
-MAY_GAIN_NOTHING = "a new run may gain less or nothing"
+MAY_GAIN_NOTHING = "may gain less or nothing"
 # Less than this in front of the loop as it is, or of what is recommended, is no clear lead.
 CLEAR_LEAD = MODERATE_SHARE
 
@@ -125,7 +125,9 @@ class Change:
         if between is None:
             return None
         said = f"{between[0]:.2f} to {fmt.ratio(between[1])}"
-        return f"{said} in a new run" if self.is_promised else f"{MAY_GAIN_NOTHING}: {said}"
+        return (
+            f"{said} in a new run" if self.is_promised else f"a new run {MAY_GAIN_NOTHING}: {said}"
+        )
 
     def words(self) -> str:
         """`num_workers=6 with pin_memory=True`; a change of code by its title.

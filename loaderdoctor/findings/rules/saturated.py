@@ -31,7 +31,7 @@ from loaderdoctor.findings.input_parts import (
     unmapped_cost,
 )
 from loaderdoctor.findings.line_names import hot_evidence, hot_sentence
-from loaderdoctor.findings.model import Finding, Kind, Prediction
+from loaderdoctor.findings.model import Finding, Kind, Prediction, Severity
 from loaderdoctor.findings.rules.storage import helps, kept_on
 
 # A sample below this costs what Python costs, not what its data does. On 2 cores indexing a
@@ -70,15 +70,27 @@ def cpu_saturated_workers(facts: Facts) -> Finding | None:
     other_load = ""
     if others is not None and used is not None and not cpu_saturated(facts):
         other_load = f" with this loop and {others:.1f} with other programs,"
+    wait_ms = facts.step.raw_wait_ms if facts.step is not None and competes else None
+    said = f"the loop still waits {cost.of_step}"
+    if wait_ms is not None:  # what it waits is the least of it
+        would = "may" if cost.severity == Severity.UNCERTAIN else "would"
+        keeps_up = (
+            "the workers keep up" if short == 0.0 else "the workers are not what it waits for"
+        )
+        said = (
+            f"{keeps_up}: the loop waits {fmt.ms(wait_ms)} a step for a batch. Yet batches that "
+            f"cost nothing {would} save {cost.of_step}: making them takes CPUs from the loop"
+        )
+    outnumber = n > machine.cpus_per_rank
     return Finding(
         kind=Kind.CPU_SATURATED_WORKERS,
         severity=cost.severity,
         share=cost.share,
         loader=loader_id(facts),
         summary=(
-            f"{busy}{cpus_words(machine)} are busy{other_load} and the loop still "
-            f"waits {cost.of_step}. Make each sample cheaper, cache it, or move work to the "
-            f"accelerator.{hot_sentence(facts)}"
+            f"{busy}{cpus_words(machine)} are busy{other_load} and {said}. "
+            f"{'Try as many workers as CPUs, or make' if outnumber else 'Make'} each sample "
+            f"cheaper, cache it, or move work to the accelerator.{hot_sentence(facts)}"
         ),
         predictions=(no_more_workers("No CPU is left for more workers."),),
         evidence={
@@ -89,10 +101,12 @@ def cpu_saturated_workers(facts: Facts) -> Finding | None:
             "worker_cpu_share": facts.workers.cpu_share if facts.workers is not None else None,
             "batch_ms": batch_ms(facts),
             "rest_of_step_ms": rest_ms(facts),
+            "raw_wait_ms_per_step": wait_ms,
             "input_ms_per_step": cost.ms,
             "step_ms": cost.step_ms,
         },
-        advice="Make each sample cheaper (smaller files, fewer or faster transforms), cache "
+        advice=("Start only as many workers as there are CPUs. " if outnumber else "")
+        + "Make each sample cheaper (smaller files, fewer or faster transforms), cache "
         "decoded samples, or move transforms to the accelerator.",
     )
 

@@ -100,8 +100,12 @@ def test_a_pool_that_keeps_up_but_takes_the_steps_cpus_is_saturated() -> None:
         workers=workers(batch_ms=8.0),
         step=step(raw_wait_ms=0.2, worker_cpu_cores=6.5, main_cpu_cores=1.0),
     )
-    assert cpu_saturated_workers(facts) is not None
-    assert gil_contention(facts) is None
+    finding = cpu_saturated_workers(facts)
+    assert finding is not None and gil_contention(facts) is None
+    assert "the workers keep up: the loop waits 0.20 ms a step for a batch" in finding.summary
+    assert "batches that cost nothing would save 4.00 of 10.0 ms a step" in finding.summary
+    assert "still waits" not in finding.summary and "as CPUs" not in finding.summary
+    assert (finding.advice or "").startswith("Make each sample cheaper")
 
 
 def outnumbering(*, n_workers: int = 16, others: float = 1.2, input_: float = 0.57) -> Facts:
@@ -131,6 +135,10 @@ def test_workers_that_outnumber_full_cpus_are_tried_fewer_though_noise_may_be_al
     finding = cpu_saturated_workers(facts)
     assert finding is not None and finding.severity == Severity.UNCERTAIN
     assert any(c.live and c.settings.num_workers == 4 for c in candidates(facts, find(facts)))
+    assert "with other programs, and the workers keep up: the loop waits 0.40 ms" in finding.summary
+    assert "may save 5.70 of 10.0 ms a step" in finding.summary
+    assert "Try as many workers as CPUs, or make each sample cheaper" in finding.summary
+    assert (finding.advice or "").startswith("Start only as many workers as there are CPUs.")
     for healthy_one in (
         outnumbering(n_workers=4),
         outnumbering(others=0.1),  # room for more

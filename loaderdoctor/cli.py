@@ -44,8 +44,9 @@ def cli() -> None:
 @click.option("-m", "as_module", is_flag=True, help="SCRIPT is a module, as in python -m.")
 @budget(
     45,
-    "Seconds after the first step at most, the report included; start-up comes on top. Twice as "
-    "many where the first advice would otherwise not be measured.",
+    "Seconds after the first step at most, the report included; start-up comes on top. Up to "
+    "twice as many where the first advice would otherwise not be measured, or the loader's cost "
+    "would stay open.",
 )
 @click.option("--no-ablation", is_flag=True, help="Don't substitute batches: the trace alone.")
 @click.option("--no-verify", is_flag=True, help="Don't try the recommended settings.")

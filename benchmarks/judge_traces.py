@@ -31,6 +31,7 @@ SAYS_NOTHING = 2.0  # so many times what it is at best
 CHANGES = {
     "Let worker processes make the batches": "num_workers",
     "Give the loader more workers": "num_workers",
+    "Give the loader fewer workers": "fewer_workers",
     "Do less for each batch": "less_work",
     "Take batches as they are ready, whatever their order": "in_order",
     "Keep the workers from epoch to epoch": "persistent_workers",

@@ -47,6 +47,7 @@ class Kind:
 
 CHANGES: dict[str, Callable[[Loop], Loop]] = {
     "num_workers": lambda x: replace(x, workers=min(2 * x.workers or 4, max(4, CPUS - 1))),
+    "fewer_workers": lambda x: replace(x, workers=max(1, min(x.workers // 2, CPUS - 1))),
     "less_work": lambda x: replace(
         x,
         data={
@@ -157,7 +158,11 @@ KINDS: dict[str, Kind] = {
         loop=LOOPS["head_of_line"], about="a slow sample now and then", helps=_INPUT
     ),
     "several_copies": Kind(loop=LOOPS["several_copies"], about="five pageable parts", helps=_COPY),
-    "amp": Kind(loop=LOOPS["amp_resnet50"], about="a real network, mixed precision", helps=_INPUT),
+    "amp": Kind(
+        loop=LOOPS["amp_resnet50"],
+        about="a real network, mixed precision",
+        helps=(*_INPUT, "fewer_workers"),
+    ),
     "item": Kind(loop=LOOPS["item_every_step"], about=".item() each step", helps=("no_sync",)),
     "cpu_three_workers": Kind(
         loop=Loop(

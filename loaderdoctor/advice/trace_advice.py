@@ -9,8 +9,8 @@ from loaderdoctor.advice.candidates import CodeAdvice
 from loaderdoctor.advice.ideas import CHANGES
 from loaderdoctor.advice.prescription import code_advice
 from loaderdoctor.facts.host_work import work_between
-from loaderdoctor.facts.shares import HIGH_SHARE, Bound
-from loaderdoctor.facts.trace import only_workers_help
+from loaderdoctor.facts.shares import HIGH_SHARE, Bound, VerdictSeverity
+from loaderdoctor.facts.trace import may_be_crowded, only_workers_help
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.exposure import copy_cost, input_cost, trace_alone
 from loaderdoctor.findings.model import Finding, Kind
@@ -49,6 +49,14 @@ _MORE_WORKERS = _Change(
     "loop.",
     axis="num_workers",
     caution=_CPUS,
+)
+_FEWER_WORKERS = _Change(
+    title="Give the loader fewer workers",
+    idea="A `num_workers` of its DataLoader below the CPUs that there are: workers that fill all "
+    "of them slow down the thread that launches the work.",
+    axis="num_workers",
+    caution="Helps only where the workers crowd the CPUs, which a trace does not tell from "
+    "launching that takes as long by itself.",
 )
 _LESS_WORK = _Change(
     title="Do less for each batch",
@@ -108,12 +116,18 @@ _OF_BOUND: Mapping[Bound, tuple[_Change, ...]] = {
 }
 
 
-def trace_advice(facts: Facts, findings: Iterable[Finding], bound: Bound) -> tuple[CodeAdvice, ...]:
+def trace_advice(
+    facts: Facts,
+    findings: Iterable[Finding],
+    bound: Bound,
+    severity: VerdictSeverity | None = None,
+) -> tuple[CodeAdvice, ...]:
     """Changes for what a trace shows, the one that gains most at best first.
 
     At best is the step without all that the change can touch, and without what recording took; of a
     loop at the pace of its workers that is the step as it is, unless they get faster. `axis` is
-    what `diagnose` tries it by, if anything.
+    what `diagnose` tries it by, if anything. A host verdict that may be of workers which crowd the
+    CPUs (`severity`: uncertain) gets fewer of them, with no bound.
     """
     found = tuple(findings)
     ways = [way for finding in found for way in _of(finding, facts)]
@@ -121,6 +135,8 @@ def trace_advice(facts: Facts, findings: Iterable[Finding], bound: Bound) -> tup
     cost = copy_cost(facts) if bound == "copy" else input_cost(facts)
     if not ways and cost is not None:
         ways += _ways(None, _OF_BOUND.get(bound, ()), cost.ms, facts)
+    if may_be_crowded(bound, severity, facts.trace):
+        ways += [replace(x, bound_ms=None) for x in _ways(None, (_FEWER_WORKERS,), 0.0, facts)]
     if _only_workers_help(facts):
         ways = [way if way.kind in _OF_POOL else _afterwards(way) for way in ways]
     ranks = {x.kind: _ms(x, facts) for x in found if x.evidence.get("gb_per_s") is not None}
@@ -140,7 +156,7 @@ def _at_the_very_best(way: CodeAdvice, facts: Facts) -> CodeAdvice:
     trace, step_ms = facts.trace, facts.step_ms
     if not way.bound_ms or trace is None or step_ms is None:
         return way
-    if not trace.has_accelerator and trace.fetching.kind in ("multi-process", "mixed"):
+    if not trace.has_accelerator and trace.fetching.has_workers:
         return replace(way, bound_ms=None, predicted_from=None)
     bound_ms, input_ms = way.bound_ms, (trace.shares.input or 0.0) * step_ms
     silent_ms = sum(c.silent_after_ms_per_step for c in trace.copies)

@@ -34,7 +34,7 @@ from loaderdoctor.commands.output import (
 )
 from loaderdoctor.errors import UsageError
 from loaderdoctor.facts.host_work import LoopLineFacts
-from loaderdoctor.facts.shares import Bound
+from loaderdoctor.facts.shares import Bound, VerdictSeverity
 from loaderdoctor.facts.trace import TraceFacts
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.find import find
@@ -144,13 +144,17 @@ def _report(
         facts,
         target=target,
         judged=Judged(bound=bound, severity=severity, findings=findings),
-        tried=Tried(recommendations=_advised(facts, findings, bound, elsewhere)),
+        tried=Tried(recommendations=_advised(facts, findings, bound, severity, elsewhere)),
         notes=notes,
     )
 
 
 def _advised(
-    facts: Facts, findings: Sequence[Finding], bound: Bound, elsewhere: Elsewhere | None
+    facts: Facts,
+    findings: Sequence[Finding],
+    bound: Bound,
+    severity: VerdictSeverity,
+    elsewhere: Elsewhere | None,
 ) -> tuple[Recommendation, ...]:
     """What the trace suggests; nothing where its own run has tried, and says what came of it."""
     if elsewhere is not None and len(elsewhere.trials) > 1:
@@ -162,7 +166,7 @@ def _advised(
             facts.step_ms,
             untested=UNTRIED if here else not_tested(elsewhere, tries=way.axis is not None),
         )
-        for way in trace_advice(facts, findings, bound)
+        for way in trace_advice(facts, findings, bound, severity)
     )
 
 

@@ -12,7 +12,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from loaderdoctor.estimate import Estimate
-from loaderdoctor.facts.shares import HIGH_SHARE, MODERATE_SHARE, Hidden, Shares
+from loaderdoctor.facts.shares import (
+    HIGH_SHARE,
+    MODERATE_SHARE,
+    Bound,
+    Hidden,
+    Shares,
+    VerdictSeverity,
+)
 
 # Fewer are a usual batch: images, labels, a mask or two, and the optimizer's scalars.
 MIN_SMALL_COPIES = 8
@@ -98,6 +105,11 @@ class FetchFacts:
     # Only where loader events are missing: exposed silence around the step's beginning, per step.
     # It may be waiting for batches or the loop's own Python; it is counted as host.
     unmarked_wait_ms: float | None = None
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether worker processes were seen to make the batches."""
+        return self.kind in ("multi-process", "mixed")
 
     @property
     def all_boundaries_ms(self) -> float:
@@ -290,7 +302,7 @@ def pinned_bytes(trace: TraceFacts) -> float:
 
 def moved_gb_per_s(trace: TraceFacts) -> float | None:
     """What worker processes hand over and a thread pins, where that is much; None: it is not."""
-    if trace.fetching.kind not in ("multi-process", "mixed") or trace.wall_ms <= 0:
+    if not trace.fetching.has_workers or trace.wall_ms <= 0:
         return None
     gb_per_s = pinned_bytes(trace) / trace.wall_ms / 1e6
     return gb_per_s if gb_per_s >= MANY_GB_PER_S else None
@@ -347,6 +359,14 @@ def only_workers_help(trace: TraceFacts, *, input_share: float, copy_share: floa
     return workers_set_the_pace(trace) and copy_share <= MAX_COPY_PER_WAIT * input_share
 
 
+def may_be_crowded(
+    bound: Bound, severity: VerdictSeverity | None, trace: TraceFacts | None
+) -> bool:
+    """Whether, for all a trace says, a host verdict may be of workers that crowd the CPUs."""
+    uncertain = bound == "host" and severity == "uncertain"
+    return uncertain and trace is not None and trace.fetching.has_workers
+
+
 def workers_set_the_pace(trace: TraceFacts) -> bool:
     """Whether the loop waits for batches that worker processes are making.
 
@@ -355,7 +375,7 @@ def workers_set_the_pace(trace: TraceFacts) -> bool:
     Fooled by: batches that take far longer to receive than those seen.
     """
     fetching, share = trace.fetching, trace.shares.input or 0.0
-    if fetching.kind not in ("multi-process", "mixed") or trace.wall_ms <= 0:
+    if not fetching.has_workers or trace.wall_ms <= 0:
         return False
     started_ms = fetching.all_boundaries_ms / max(1, trace.n_steps)
     waiting = share - started_ms / trace.wall_ms

@@ -148,6 +148,19 @@ def test_a_healthy_trace_gets_no_advice() -> None:
     assert titles(trace(shares=shares(host=0.5), host_exposed_ms=5.0)) == []
 
 
+def test_a_host_verdict_that_may_be_of_crowded_cpus_gets_fewer_workers_to_try() -> None:
+    seen = trace(shares=shares(host=0.45), host_exposed_ms=4.5)
+    slowed = changed(seen, profiler=recorded(2.0))
+    assert judge_trace(slowed) == ("host", "uncertain")
+    facts = facts_of_trace(slowed)
+    (way,) = trace_advice(facts, find(facts), "host", "uncertain")
+    assert (way.title, way.axis) == ("Give the loader fewer workers", "num_workers")
+    assert way.bound_ms is None  # what it would gain, nothing tells
+    assert trace_advice(facts, find(facts), "host", "moderate") == ()
+    alone = facts_of_trace(changed(slowed, fetch_kind="single-process"))
+    assert trace_advice(alone, find(alone), "host", "uncertain") == ()
+
+
 def test_while_the_loop_waits_for_its_workers_nothing_else_gains() -> None:
     seen = trace(
         shares=shares(input_=0.3, copy=0.3), copies=(PAGEABLE,), waits_ms=(3.0,) * 20,

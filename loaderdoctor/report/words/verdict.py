@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from loaderdoctor import format as fmt
 from loaderdoctor.estimate import interval
 from loaderdoctor.facts.shares import MODERATE_SHARE, Bound, VerdictSeverity
-from loaderdoctor.facts.trace import TraceFacts
+from loaderdoctor.facts.trace import TraceFacts, may_be_crowded
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.capacity import all_batches_ms, all_receiving_ms, rest_ms
 from loaderdoctor.findings.exposure import is_open, num_workers, trace_alone
@@ -173,6 +173,12 @@ def uncertain_sentence(bound: Bound, facts: Facts, step_ms: float, why: str | No
             f"{fmt.number(waiting_ms)} ms of it may be waiting for batches, which this trace does "
             "not record."
         )
+    if trace_alone(facts) and may_be_crowded(bound, "uncertain", facts.trace):
+        return (
+            f"{_SEEMS[bound]} {fmt.share(share)} of {fmt.number(step_ms)} ms a step: launching "
+            "that takes as long by itself, or workers that crowd the CPUs and slow it down. No "
+            "trace tells which: it does not say how many CPUs there are."
+        )
     measured = facts.ablation.share(bound) if facts.ablation is not None else None
     seems = (
         f"{_SEEMS.get(bound, f'{bound} seems to take')} "
@@ -270,11 +276,11 @@ def _sentences(
             "recording makes operators slow and kernels not, and launching fits within the "
             f"kernels' time.{f' {measures}' if elsewhere else ''}"
         )
-    elif bound == "host" and severity == "moderate":
+    elif bound == "host" and (severity == "moderate" or may_be_crowded(bound, severity, trace)):
         more = f": {measures}" if elsewhere else "."
         yield f"How much of that is the profiler's own the trace does not tell{more}"
     slowed = bound == "host" or (bound == "compute" and severity == "uncertain")
-    if slowed and trace.fetching.kind in ("multi-process", "mixed"):
+    if slowed and trace.fetching.has_workers:
         yield (
             "Workers that keep up with the recorded loop may be too slow for it where nothing is "
             "recorded."

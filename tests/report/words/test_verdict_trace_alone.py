@@ -58,6 +58,15 @@ def test_a_verdict_that_the_profiler_may_have_made_says_so() -> None:
     assert said(changed(seen, fetch_kind="single-process"), "host", "high") == ""
 
 
+def test_launching_and_crowded_cpus_are_both_named_where_a_trace_can_not_tell_them() -> None:
+    seen = changed(trace(shares=shares(host=0.45), host_exposed_ms=4.5), profiler=PROFILER)
+    sentence = verdict_sentence("host", "uncertain", facts=facts_of_trace(seen))
+    assert "launching that takes as long by itself, or workers that crowd the CPUs" in sentence
+    assert "the profiler's own" in sentence
+    alone = facts_of_trace(changed(seen, fetch_kind="single-process"))
+    assert "crowd" not in verdict_sentence("host", "uncertain", facts=alone)
+
+
 def test_a_diagnosis_that_has_its_trace_alone_is_not_sent_to_diagnose() -> None:
     seen = changed(trace(shares=shares(host=0.4)), profiler=PROFILER)
     here = replace(facts_of_trace(seen), command="diagnose")

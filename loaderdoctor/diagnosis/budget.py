@@ -19,7 +19,7 @@ from loaderdoctor.diagnosis.verify import Verification
 from loaderdoctor.facts.loop import AblationFacts
 from loaderdoctor.facts.shares import MODERATE_MIN_LOW_SHARE, VerdictSeverity
 from loaderdoctor.facts.whole import Facts
-from loaderdoctor.findings.exposure import is_open
+from loaderdoctor.findings.exposure import is_open, loader_is_open
 from loaderdoctor.instrument.command.launched_run import ScriptRunLike
 from loaderdoctor.instrument.command.repeated_run import RepeatedRun
 from loaderdoctor.instrument.wire.protocol import ProfilerSchedule
@@ -190,7 +190,7 @@ def lacks_rounds(severity: VerdictSeverity, facts: Facts, evidence: LoopEvidence
     if len(evidence.rounds) >= MIN_ROUNDS:
         return False
     if evidence.rounds:  # whatever the verdict is of
-        return is_open(severity, facts) or is_open("none", facts)
+        return loader_is_open(severity, facts)
     return _no_time(evidence) and severity in ("none", "uncertain")
 
 

@@ -40,7 +40,7 @@ from loaderdoctor.diagnosis.gather import (
 from loaderdoctor.diagnosis.prescribe import not_advised_rows, prescribed_rows, trial_rows
 from loaderdoctor.diagnosis.verify import Verification, Verifier, loop_trials
 from loaderdoctor.errors import LoaderdoctorError, RunError
-from loaderdoctor.findings.exposure import is_open
+from loaderdoctor.findings.exposure import loader_is_open
 from loaderdoctor.instrument.command.launched_run import ScriptRunLike
 from loaderdoctor.instrument.command.rank_group import RankGroup
 from loaderdoctor.instrument.command.repeated_run import RepeatedRun
@@ -186,7 +186,7 @@ class Diagnosis:
             return
         known = self.analysis or self._analyse(evidence)  # settings that were tried change neither
         for last in (False, True):
-            if not is_open(known.severity, known.facts) or script_run.ended is not None:
+            if not loader_is_open(known.severity, known.facts) or script_run.ended is not None:
                 return
             untried = self._options.verify and self.verification is None
             keeps = untried and not last

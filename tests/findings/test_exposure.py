@@ -10,10 +10,13 @@ from loaderdoctor.attribution.claims import claimed
 from loaderdoctor.attribution.combine import best_shares, lower_bounds
 from loaderdoctor.attribution.verdict import judge_run
 from loaderdoctor.estimate import Estimate
-from loaderdoctor.facts.loop import AblationFacts, Mechanisms
+from loaderdoctor.facts.loop import AblationFacts, Mechanisms, OutsideFacts, WallFacts
 from loaderdoctor.facts.whole import Facts
-from loaderdoctor.findings.exposure import is_open
+from loaderdoctor.findings.exposure import is_open, loader_is_open
+from loaderdoctor.report.words.summary import verdict_sentence
 from tests.findings.builders import estimate, healthy, step, trace
+
+VALIDATION = OutsideFacts(what="validation", site="train.py:9", seconds=1.0, n=4, every_steps=50)
 
 
 def on_a_cpu(difference: Estimate) -> Facts:
@@ -57,6 +60,11 @@ def test_a_health_is_open_while_the_loader_may_cost_much(
     facts = on_a_cpu(difference)
     assert judge_run(facts) == ("compute", "none")
     assert is_open("none", facts) is expected
+    assert loader_is_open("moderate", facts) is expected  # of a verdict on something else
+    assert not is_open("moderate", facts)
+    wall = WallFacts(step_ms=100.0, outside=(VALIDATION,), n_steps=300)
+    said = verdict_sentence("outside", "moderate", facts=replace(facts, wall=wall))
+    assert ("What the loader costs is still open" in said) is expected
 
 
 def test_a_health_with_the_loaders_part_known_is_settled() -> None:

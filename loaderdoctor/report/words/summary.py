@@ -144,7 +144,7 @@ def _sentence(
     if bound == "unknown" or step_ms is None:
         return _unknown(facts)
     if bound == "outside" and facts.wall is not None:
-        return outside_sentence(facts.wall, findings)
+        return f"{outside_sentence(facts.wall, findings)} {open_sentence(facts) or ''}".rstrip()
     if severity == "none" or bound == "compute":
         said = _healthy(severity, facts, step_ms, recommendations, _threads(findings), unsettled)
         edge = next((f for f in findings if f.kind is Kind.WORKERS_JUST_KEEP_UP), None)

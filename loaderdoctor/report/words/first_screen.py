@@ -10,7 +10,7 @@ from typing import Any
 from loaderdoctor import format as fmt
 from loaderdoctor.estimate import Interval
 from loaderdoctor.facts.shares import MODERATE_SHARE
-from loaderdoctor.findings.model import Kind
+from loaderdoctor.findings.model import Kind, Severity
 from loaderdoctor.report.model import Ablation, Finding, PassBeforeTraining, Report, Step
 from loaderdoctor.report.words.changes import changes_of
 from loaderdoctor.report.words.parts import is_outside, wall_sentence
@@ -107,6 +107,7 @@ def _figures(text: str) -> Iterator[tuple[str, str]]:
 # Kind of the warning that the loop's first windows were slower, and are in no figure of its step.
 SLOW_START = "slow-start"
 _WORTH_SAVING = "which is worth saving"
+_PERHAPS_SAVED = "of which none is shown to be saved"
 AS_ADVISED = "with change 1 below"  # the number that the list of changes gives it
 NO_DIFFERENCE = "no difference to see"
 # Less of an epoch's boundary is not named: the first batch's wait replaces a usual one.
@@ -117,15 +118,20 @@ ONE_ROUND = "One round: ± allows for what rounds of other loops were seen to di
 MIN_SHOWN_S = 1.0
 
 
-def boundary_sentence(step: Step) -> str | None:
-    """What an epoch's end costs and whether that matters; None where it was not measured."""
+def boundary_sentence(step: Step, findings: Sequence[Finding] = ()) -> str | None:
+    """What an epoch's end costs and whether that matters; None where it was not measured.
+
+    A finding on it that is uncertain leaves open whether any of it can be saved.
+    """
     if step.boundary_ms is None or step.within_epoch_ms is None or not step.steps_per_epoch:
         return None
     steps = fmt.count(step.steps_per_epoch, "step")
     epoch_ms = step.within_epoch_ms * step.steps_per_epoch + step.boundary_ms
     part = step.boundary_ms / epoch_ms if epoch_ms > 0 else 0.0
+    startup = [f for f in findings if f.kind == Kind.WORKER_STARTUP_EACH_EPOCH.value]
+    is_open = any(f.severity == Severity.UNCERTAIN.value for f in startup)
     matters = (
-        _WORTH_SAVING
+        (_PERHAPS_SAVED if is_open else _WORTH_SAVING)
         if part >= MODERATE_SHARE  # from here on a finding speaks of it
         else "too little to matter"
         if step.boundary_ms
@@ -146,7 +152,7 @@ def step_notes(report: Report, *, brief: bool = False) -> tuple[str, ...]:
     """What must be known of the step's time, behind its shares. Brief: only what matters."""
     step = report.step
     roughly = None if fmt.is_measured_well(step.wall_ms, step.wall_ms_ci) else fmt.ROUGHLY
-    boundary = boundary_sentence(step)
+    boundary = boundary_sentence(step, report.findings)
     notes = (
         roughly,
         boundary if not brief or (boundary or "").endswith(f"{_WORTH_SAVING}.") else None,

@@ -21,6 +21,7 @@ from loaderdoctor.report.words.changes import changes_of, vocabulary
 from loaderdoctor.report.words.first_screen import (
     boundary_sentence,
     evidence_words,
+    step_notes,
     what_if,
     what_if_notes,
 )
@@ -238,6 +239,21 @@ def test_an_epoch_boundary_is_explained_and_weighed(boundary_ms: float, says: st
     assert text is not None
     assert "the first batch" in text
     assert text.endswith(says)
+
+
+@pytest.mark.parametrize(("severity", "worth"), [("uncertain", False), ("moderate", True)])
+def test_an_epoch_boundary_is_not_worth_saving_where_that_is_not_shown(
+    severity: str, worth: bool
+) -> None:
+    report = samples.input_bound()
+    step = msgspec.structs.replace(report.step, boundary_ms=2000.0)
+    found = msgspec.structs.replace(
+        report.findings[0], kind="worker-startup-each-epoch", severity=severity
+    )
+    report = msgspec.structs.replace(report, step=step, findings=(found,))
+    (said,) = (note for note in step_notes(report) if "Each new epoch" in note)
+    assert ("worth saving" in said, "none is shown to be saved" in said) == (worth, not worth)
+    assert any("Each new epoch" in x for x in step_notes(report, brief=True)) == worth
 
 
 def test_figures_of_a_finding_that_its_sentence_says_are_not_said_again() -> None:

@@ -12,7 +12,6 @@ from itertools import groupby
 
 from loaderdoctor import format as fmt
 from loaderdoctor.advice.candidates import PredictedFrom
-from loaderdoctor.facts.loop import UNLIKE_SHARE
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.report.model import Recommendation, Report, Trial
 from loaderdoctor.report.run_model import Wall
@@ -35,6 +34,8 @@ _MEANINGS = {
 MAY_GAIN_NOTHING = "may gain less or nothing"
 # Less than this in front of the loop as it is, or of what is recommended, is no clear lead.
 CLEAR_LEAD = MODERATE_SHARE
+# Times of three digits leave this much of their ratio open.
+SAME_PACE_SHARE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ class Change:
         return own_ms / measured_ms if own_ms is not None and measured_ms else None
 
     def compared(self, step_ms: float | None) -> str:
-        """What it is compared with, where the loop then had another pace than the report's step.
+        """What it is compared with, where the report's step doesn't divide to the same ratio.
 
         Or that its windows gained more than is claimed of it.
         """
@@ -103,7 +104,7 @@ class Change:
                 f" at most (its windows took {fmt.ms(windows_ms)}{beside}; an instant loader gives "
                 "no more, the rest is other programs' doing)"
             )
-        if own_ms is None or step_ms is None or abs(own_ms - step_ms) <= UNLIKE_SHARE * step_ms:
+        if own_ms is None or step_ms is None or abs(own_ms - step_ms) <= SAME_PACE_SHARE * step_ms:
             return ""
         return f" as the loop as it is in the same rounds, {fmt.ms(own_ms)}"
 

@@ -155,3 +155,16 @@ def test_what_runs_of_one_script_differ_by_is_no_promise(
     assert ("Every hour of this training" in console_text(report)) is promised
     for page in (" ".join(console_text(report).split()), html(report)):
         assert said is None or said in page
+
+
+@pytest.mark.parametrize("own_ms", [None, 17.1, 18.4, 19.0, 19.2, 19.4, 19.9, 25.0])
+def test_figures_of_a_gain_divide_to_its_ratio(own_ms: float | None) -> None:
+    row = recommendation(
+        "num_workers", 0, 4, measured_step_ms=17.0, measured_ci_ms=(16.9, 17.1), own_step_ms=own_ms
+    )
+    (change,) = changes_of([row])
+    said = _first_change(19.2, change)
+    ratio = float(said.partition("×")[0].rsplit(maxsplit=1)[-1])
+    _, beside, then = said.partition("in the same rounds, ")
+    as_is = float(then.split()[0]) if beside else 19.2
+    assert as_is / 17.0 == pytest.approx(ratio, rel=0.015)

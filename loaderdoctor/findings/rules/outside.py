@@ -55,7 +55,12 @@ def time_outside_steps(facts: Facts) -> Finding | None:
     severity is then uncertain); formats whose saving is not watched: they are other work.
     """
     wall = facts.wall
-    if wall is None or wall.outside_share < MODERATE_SHARE:
+    if wall is None or wall.total_ms <= 0:
+        return None
+    elsewhere_ms = wall.seen_again.elsewhere_ms
+    scale = wall.total_ms / (wall.total_ms + elsewhere_ms)
+    share = wall.outside_share * scale
+    if share < MODERATE_SHARE:
         return None
     parts = [part for part in wall.outside if part.ms_per_step]
     first, total_ms = parts[0], wall.total_ms
@@ -63,12 +68,13 @@ def time_outside_steps(facts: Facts) -> Finding | None:
     listed = "; ".join(f"{named(p)}, {fmt.ms(p.ms_per_step)}: {outside_words(p)}" for p in parts)
     return Finding(
         kind=Kind.TIME_OUTSIDE_STEPS,
-        severity=severity(wall.outside_share, wall.low_share),
-        share=wall.outside_share,
+        severity=severity(share, wall.low_share * scale),
+        share=share,
         loader=first.site if first.what in ("validation", "gradients") else None,
         summary=(
             f"{fmt.number(wall.outside_ms)} of {fmt.ms(total_ms)} a training step lie outside the "
             f"steps. {listed[:1].upper()}{listed[1:]}.{_sampled_words(place)}"
+            f"{next_to_elsewhere(wall)}"
         ),
         evidence={
             "what": first.what,
@@ -83,6 +89,18 @@ def time_outside_steps(facts: Facts) -> Finding | None:
             "with_grad": first.with_grad if first.what == "validation" else None,
         },
         advice=" ".join(dict.fromkeys(_advice(part, facts) for part in _worth_advice(parts, wall))),
+    )
+
+
+def next_to_elsewhere(wall: WallFacts) -> str:
+    """What part of all the time lies outside the steps, where steps on other loaders add to it."""
+    more_ms = wall.seen_again.elsewhere_ms
+    if not more_ms:
+        return ""
+    share = wall.outside_ms / (wall.total_ms + more_ms)
+    return (
+        f" With {fmt.ms(more_ms)} a step of training on other loaders, that is {fmt.share(share)} "
+        "of all the time."
     )
 
 

@@ -22,7 +22,7 @@ from loaderdoctor.facts.trace import BusyFacts, IdleGapFacts
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.model import Finding as FoundFinding
 from loaderdoctor.findings.model import Kind, Severity
-from loaderdoctor.findings.rules.outside import named, outside_words
+from loaderdoctor.findings.rules.outside import named, next_to_elsewhere, outside_words
 from loaderdoctor.report import model, run_model
 from loaderdoctor.report.model import Report
 from loaderdoctor.report.run_model import Outside
@@ -201,7 +201,7 @@ def outside_cost(wall: WallFacts) -> str:
     return (
         f"Of {fmt.number(wall.total_ms)} ms for each training step {fmt.number(wall.outside_ms)} "
         f"pass outside the steps ({fmt.share(wall.outside_share)}): {listed}. The step itself "
-        f"takes {fmt.number(wall.own_ms)} ms."
+        f"takes {fmt.number(wall.own_ms)} ms.{next_to_elsewhere(wall)}"
     )
 
 

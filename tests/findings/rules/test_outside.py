@@ -136,6 +136,16 @@ def test_what_was_seen_once_is_uncertain() -> None:
     assert found.severity is Severity.UNCERTAIN
 
 
+def test_next_to_training_elsewhere_what_lies_outside_is_a_smaller_part_of_all_the_time() -> None:
+    both = replace(wall(VALIDATION), elsewhere=(replace(TRAINING, every_steps=4),))  # 40, 50 ms
+    found = time_outside_steps(healthy(step=ON_HOST, wall=both))
+    assert found is not None
+    assert found.share == pytest.approx(0.4)
+    assert "With 50.0 ms a step of training on other loaders, that is 40 %" in found.summary
+    rare = replace(both, outside=(replace(VALIDATION, every_steps=100),))  # 2 of 62
+    assert time_outside_steps(healthy(step=ON_HOST, wall=rare)) is None
+
+
 def test_training_elsewhere_that_was_seen_once_is_uncertain_and_told_so() -> None:
     once = replace(TRAINING, n=1, at_epoch_end=True)
     found = trains_elsewhere(healthy(step=ON_HOST, wall=also(once)))

@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from loaderdoctor.commands.run.monitor import hooked, monitor
-from loaderdoctor.diagnosis.budget import DiagnosisOptions
+from loaderdoctor.diagnosis.budget import DiagnosisOptions, follow_seconds
 from loaderdoctor.diagnosis.run import Diagnosis
 from loaderdoctor.errors import LoaderdoctorError, RunError, UsageError
 from loaderdoctor.instrument.command.in_process import InProcessRun, LocalLink
@@ -115,7 +115,12 @@ class watching:  # noqa: N801 - a context manager, called like a function
         raw = Path(self._raw.name)
         self._diagnosis = Diagnosis(self._script_run, target=label, raw=raw, options=self._options)
         watching._open = self
-        session = self._session = Session(LocalLink(self._script_run), run_dir=raw, patient=False)
+        session = self._session = Session(
+            LocalLink(self._script_run),
+            run_dir=raw,
+            patient=False,
+            follow_s=follow_seconds(self._options.budget_s),
+        )
         self._hooks = hooked(session)
         self._deciding = threading.Thread(
             target=self._decide, args=(self._diagnosis,), name="loaderdoctor", daemon=True
@@ -156,13 +161,14 @@ class watching:  # noqa: N801 - a context manager, called like a function
 
     def _measure(self, diagnosis: Diagnosis) -> None:
         while not self._measured(diagnosis):
-            diagnosis.start_over()
+            pass
 
     def _measured(self, diagnosis: Diagnosis) -> bool:
         """Whether it holds: not where training only then began, or went on with another loader."""
         try:
             diagnosis.measure(self._script_run.wait_observed())
-        except TrainingBeganError:
+        except TrainingBeganError as why:
+            diagnosis.start_over(why)
             return False
         return True
 

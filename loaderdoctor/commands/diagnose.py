@@ -36,7 +36,7 @@ from loaderdoctor.commands.output import (
     exit_code,
     share_rules,
 )
-from loaderdoctor.diagnosis.budget import DiagnosisOptions
+from loaderdoctor.diagnosis.budget import DiagnosisOptions, follow_seconds
 from loaderdoctor.diagnosis.gather import NAME as SNAPSHOT
 from loaderdoctor.diagnosis.run import Diagnosis
 from loaderdoctor.errors import RunError
@@ -242,7 +242,7 @@ class _Run:
             self.diagnosis.measure(observed)
         except TrainingBeganError as why:
             self.stages(f"{why}: what was measured so far does not count")
-            self.diagnosis.start_over()
+            self.diagnosis.start_over(why)
             return False
         return True
 
@@ -299,7 +299,10 @@ def _words(options: DiagnoseOptions) -> tuple[str, ...]:
 
 
 def _launch_options(options: DiagnoseOptions) -> LaunchOptions:
-    return LaunchOptions(stdout="stderr" if options.json_target == STDOUT else "inherit")
+    return LaunchOptions(
+        stdout="stderr" if options.json_target == STDOUT else "inherit",
+        follow_s=follow_seconds(options.budget_s),
+    )
 
 
 def report_without_dataloader(seen: NoDataLoader, target: str) -> tuple[Report, Attributed]:

@@ -46,11 +46,20 @@ LONGER_SHARE = 0.5
 # Trying the first advice may go on until so many times the budget. Steps of 300 ms need it: one
 # pair of windows with workers that fall short takes them 10 to 15 s.
 SECOND_CAP = 2.0
+# Within this part of the budget training is followed to another loader.
+FOLLOW_SHARE = 2 / 3
 # The report with its charts, and what a trace adds: read, written twice, compressed (13 MB of JSON
 # took 1.7 s more CPU time than `analyze` alone on one of two cores).
 REPORT_S = 2.0
 REPORT_BYTES_PER_S = 8e6
 _LET_IT_RUN = "Let it run longer (more epochs, more data) to have that too."
+# What the waits of a loop leave out of what its loader costs.
+IN_WORKERS = "what its workers take of the CPUs that the loop needs too"
+IN_LOOP = "what the rest of the step loses to the memory and the caches that making batches takes"
+FOLLOWED = (
+    "{0}, after {1} s: what was measured so far does not count, and it is measured anew, until "
+    "{2:g} s at most."
+)
 PREDICTED = "the first advice is still a prediction after {0}: it is tried for longer, until {1}."
 LOOSE = "what the first advice brings is known to ± {2} only after {0}: it is measured again, "
 
@@ -75,6 +84,8 @@ class Allowance:
 
     begun_s: float
     budget_s: float
+    # Of what was measured before training went on with another loader: its second cap stays.
+    before: Allowance | None = None
 
     @property
     def _reserve_s(self) -> float:
@@ -83,7 +94,7 @@ class Allowance:
     @property
     def end_s(self) -> float:
         """When the report is to be there."""
-        return self.begun_s + self.budget_s
+        return min(self.begun_s + self.budget_s, self.most_s)
 
     @property
     def until_s(self) -> float:
@@ -93,7 +104,7 @@ class Allowance:
     @property
     def most_s(self) -> float:
         """When the report is to be there, where the first advice has to be measured for longer."""
-        return self.begun_s + self.most_budget_s
+        return self.begun_s + self.most_budget_s if self.before is None else self.before.most_s
 
     @property
     def most_until_s(self) -> float:
@@ -123,6 +134,19 @@ class Allowance:
 
     def _part_s(self, now_s: float, share: float) -> float:
         return now_s + (self.until_s - now_s) * share
+
+    def begins_anew(self, why: str, now_s: float) -> str:
+        """That all is measured anew, in a sentence."""
+        spent_s = now_s - (self.most_s - self.most_budget_s)
+        return FOLLOWED.format(why, round(spent_s), self.most_budget_s)
+
+
+def follow_seconds(budget_s: float) -> float:
+    """So long after the first step training may be followed to another loader.
+
+    Most of the budget is then left for it, before the second cap.
+    """
+    return FOLLOW_SHARE * budget_s
 
 
 def report_seconds(trace: str | None) -> float:
@@ -206,10 +230,13 @@ def not_compared(evidence: LoopEvidence | None) -> str | None:
     """What a verdict of the loop's waits alone leaves out; None where rounds were measured."""
     if evidence is None or evidence.rounds or not _no_time(evidence):
         return None
+    loader = evidence.observed.main_loader
+    in_loop = loader is not None and loader.settings.num_workers == 0
+    unknown = IN_LOOP if in_loop else IN_WORKERS
     return (
         "The loop was not compared with batches already in memory: there was no time for it. What "
-        "is said of the loader is what the loop waits for it; what its workers take of the CPUs "
-        "that the loop needs too is not known. A larger --budget measures it."
+        f"is said of the loader is what the loop waits for it; {unknown} is not known. A larger "
+        "--budget measures it."
     )
 
 
@@ -259,6 +286,12 @@ def not_again(script_run: ScriptRunLike) -> str:
     """Why a script that ended too early was not run again, or what to do about it; a sentence."""
     refused = script_run.refused if isinstance(script_run, RepeatedRun) else None
     return refused or _LET_IT_RUN
+
+
+def ended_early(missing: list[str], script_run: ScriptRunLike) -> str:
+    """What there was no time for before the script's end, and why it was not run again."""
+    wanted = " and ".join(missing)
+    return f"The script ended before there was time for {wanted}. {not_again(script_run)}"
 
 
 LOOSE += "until {1}."

@@ -18,10 +18,10 @@ from loaderdoctor.diagnosis.budget import (
     Allowance,
     DiagnosisOptions,
     ended_by_itself,
+    ended_early,
     lacks,
     lacks_rounds,
     loose_lead,
-    not_again,
     not_compared,
     not_measured,
     open_beyond,
@@ -41,7 +41,7 @@ from loaderdoctor.diagnosis.prescribe import not_advised_rows, prescribed_rows, 
 from loaderdoctor.diagnosis.verify import Verification, Verifier, loop_trials
 from loaderdoctor.errors import LoaderdoctorError, RunError
 from loaderdoctor.findings.exposure import loader_is_open
-from loaderdoctor.instrument.command.launched_run import ScriptRunLike
+from loaderdoctor.instrument.command.launched_run import ScriptRunLike, TrainingBeganError
 from loaderdoctor.instrument.command.rank_group import RankGroup
 from loaderdoctor.instrument.command.repeated_run import RepeatedRun
 from loaderdoctor.instrument.wire.protocol import BATCHES_REPLAYED, Observed
@@ -91,20 +91,26 @@ class Diagnosis:
         self.problems: list[str] = []
         self._on_stage, self._say = on_stage or (lambda *_: None), say or (lambda _: None)
         self._verifier: Verifier | None = None
-        self._end_s = 0.0  # of the budget, on the clock
+        self._allowed: Allowance | None = None  # to what is measured, on the clock
+        self._end_s = 0.0  # of it
         self._beyond = False  # whether rounds went on up to the second cap
         self.interrupted = False
 
-    def start_over(self) -> None:
-        """Forget what was measured: it is of a pass before training."""
+    def start_over(self, why: TrainingBeganError) -> None:
+        """Forget what was measured: it is of a pass before training, or of another loader's."""
         self.evidence = self.group = self.analysis = self.verification = self.history = None
-        self._verifier = None
+        self._verifier, self._beyond = None, False
+        if not why.followed:
+            self._allowed = None  # what is before training has no steps, and is none of the budget
+        elif self._allowed is not None:
+            self._say(self._allowed.begins_anew(str(why), self._clock()))
 
     def measure(self, observed: Observed) -> None:
         """Measure within the budget, from the steps. Raises RunError, TrainingBeganError."""
         options, script_run = self._options, self._script_run
         first_step_s = self._clock() - sum(observed.step_ns) / NS_PER_S
-        seconds = Allowance(begun_s=first_step_s, budget_s=options.budget_s)
+        seconds = Allowance(begun_s=first_step_s, budget_s=options.budget_s, before=self._allowed)
+        self._allowed = seconds
         self._end_s, until = seconds.end_s, seconds.until_s
         self.evidence = LoopEvidence(
             observed=observed, sizes=sizes(observed, budget_s=options.budget_s)
@@ -369,11 +375,7 @@ class Diagnosis:
         if self.interrupted:
             said[("interrupted", "Interrupted: this is what had been measured by then.")] = None
         elif missing and ended_by_itself(self._script_run):
-            text = (
-                f"The script ended before there was time for {' and '.join(missing)}. "
-                f"{not_again(self._script_run)}"
-            )
-            said[("script-ended-early", text)] = None
+            said[("script-ended-early", ended_early(missing, self._script_run))] = None
         elif self.verification is not None and not self.verification.complete:
             said[("not-all-tried", NOT_ALL_TRIED)] = None
         return tuple(ReportWarning(kind=kind, text=text) for kind, text in said)

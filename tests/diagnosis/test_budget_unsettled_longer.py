@@ -7,16 +7,26 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from loaderdoctor.attribution.claims import claimed
 from loaderdoctor.diagnosis.analysis import analyse
-from loaderdoctor.diagnosis.budget import DiagnosisOptions, lacks_rounds, unsettled
+from loaderdoctor.diagnosis.budget import (
+    DiagnosisOptions,
+    follow_seconds,
+    lacks_rounds,
+    unsettled,
+)
 from loaderdoctor.diagnosis.run import Diagnosis
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts.loop import Mechanisms
+from loaderdoctor.instrument.command.launched_run import TrainingBeganError
 from loaderdoctor.instrument.wire.protocol import Ended, ProfilerSchedule
+from loaderdoctor.report.words.verdict import trust_sentence
+from loaderdoctor.settings import Settings
 from loaderdoctor.tryout.ablating import MAX_LONGER_ROUNDS, MAX_ROUNDS
 from loaderdoctor.tryout.windows import MIN_ROUNDS
+from loaderdoctor.units import NS_PER_S
 from tests.diagnosis.pool_run import PoolRun
 from tests.diagnosis.simulator import SimulatedRun
 from tests.diagnosis.test_gather import gatherer
@@ -277,8 +287,62 @@ def test_a_loop_too_slow_for_any_round_is_not_called_healthy_without_a_word(tmp_
     assert report.ablation is None
     (warning,) = (w for w in report.warnings if w.kind == "not-compared")
     assert "there was no time for it" in warning.text
+    assert "worker" not in warning.text and "the caches" in warning.text
+    trust = trust_sentence(structs.replace(report, warnings=(warning,)))
+    assert trust is not None and "told by its waits alone" in trust
     compared = diagnosed(slow(100.0), tmp_path, budget_s=45.0).report()
     assert not [w for w in compared.warnings if w.kind == "not-compared"]
+
+
+def test_of_a_loop_with_workers_something_else_is_not_known(tmp_path: Path) -> None:
+    script_run = slow(9000.0)
+    loaders = tuple(
+        structs.replace(x, settings=Settings(num_workers=4)) for x in script_run.observed.loaders
+    )
+    script_run.observed = structs.replace(script_run.observed, loaders=loaders)
+    report = diagnosed(script_run, tmp_path, budget_s=45.0).report()
+    (warning,) = (w for w in report.warnings if w.kind == "not-compared")
+    assert "what its workers take of the CPUs" in warning.text
+
+
+@pytest.mark.parametrize("step_ms", [20.0, 700.0])
+def test_another_loader_is_measured_within_the_second_cap_of_the_first(
+    step_ms: float, tmp_path: Path
+) -> None:
+    budget_s, said = 45.0, list[str]()
+    script_run = slow(step_ms)
+    made = Diagnosis(
+        script_run,
+        target="train.py",
+        raw=tmp_path,
+        options=DiagnosisOptions(budget_s=budget_s),
+        say=said.append,
+        clock=lambda: script_run.now_s,
+    )
+    began_s = script_run.now_s - sum(script_run.observed.step_ns) / NS_PER_S
+    made.measure(script_run.observed)
+    script_run.now_s = began_s + follow_seconds(budget_s)
+    said.clear()
+    made.start_over(TrainingBeganError("training goes on with b.py:2", followed=True))
+    assert said == [
+        "training goes on with b.py:2, after 30 s: what was measured so far does not count, and it "
+        "is measured anew, until 90 s at most."
+    ]
+    assert made.evidence is None
+    made.measure(script_run.observed)
+    assert script_run.now_s - began_s <= 2 * budget_s
+    assert made.report().ablation is not None
+
+
+def test_what_is_before_training_is_none_of_the_budget(tmp_path: Path) -> None:
+    script_run, said = slow(100.0), list[str]()
+    made = diagnosed(script_run, tmp_path, budget_s=45.0, say=said.append)
+    script_run.now_s = 80.0
+    made.start_over(TrainingBeganError("training begins only now"))
+    made.measure(script_run.observed)
+    assert said == []
+    assert made.report().ablation is not None
+    assert 80.0 < script_run.now_s <= 80.0 + 45.0
 
 
 def test_a_verdict_left_open_behind_the_second_cap_asks_for_more_than_that(tmp_path: Path) -> None:

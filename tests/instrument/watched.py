@@ -72,11 +72,13 @@ class Watched:
         return next(m for m in self.sent if isinstance(m, Ended))
 
 
-def watch(loop: Callable[[], object], *requests: WindowRequest) -> Watched:
+def watch(
+    loop: Callable[[], object], *requests: WindowRequest, follow_s: float | None = None
+) -> Watched:
     """Run `loop` hooked, measure `requests` in it, and take every hook out again."""
     channel = QueuedChannel(requests=[Measure(requests=requests)] if requests else [])
     run_dir = Path(tempfile.mkdtemp(prefix="loaderdoctor-test-"))
-    session = Session(channel, run_dir=run_dir, records_workers=False)
+    session = Session(channel, run_dir=run_dir, records_workers=False, follow_s=follow_s)
     hooks = Hooks(session)
     hooks.watch()
     try:

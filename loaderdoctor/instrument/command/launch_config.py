@@ -74,6 +74,8 @@ class LaunchOptions:
     stdout: Literal["inherit", "stderr"] | Path = "inherit"
     record_workers: bool = True
     patient: bool = True  # wait for training to begin; False: any loop will do
+    # So long after the first step training is followed to another loader; None: ever.
+    follow_s: float | None = None
 
     @contextmanager
     def open_stdout(self) -> Iterator[int | None]:
@@ -104,6 +106,7 @@ def launch_config_for(
         n_added_args=target.n_added_args,
         record_workers=options.record_workers,
         patient=options.patient,
+        follow_s=options.follow_s,
         group=group,
         host=socket.gethostname(),
     )

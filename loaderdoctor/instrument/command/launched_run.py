@@ -30,6 +30,7 @@ from loaderdoctor.instrument.command.measuring_process import (
 from loaderdoctor.instrument.system.processes import Signals
 from loaderdoctor.instrument.wire.channel import LaunchConfig
 from loaderdoctor.instrument.wire.protocol import (
+    LOADER_CHANGED,
     Ended,
     FromRun,
     NoDataLoader,
@@ -61,6 +62,11 @@ class TrainingBeganError(LoaderdoctorError):
 
     No RunError, which a measurement may survive: whoever drives the run waits for the loop again.
     """
+
+    def __init__(self, why: str, *, followed: bool = False) -> None:
+        """`followed`: it went on with another loader."""
+        super().__init__(why)
+        self.followed = followed
 
 
 class ScriptRunLike(Protocol):
@@ -113,7 +119,7 @@ class Heard:
     """What a measured loop has said so far."""
 
     observed: Observed | None = None
-    void: str | None = None  # why what was observed no longer holds: training began since
+    void: TrainingBegan | None = None  # why what was observed no longer holds
     ended: Ended | None = None
     notes: list[Note] = field(default_factory=list)
     no_dataloader: NoDataLoader | None = None
@@ -125,10 +131,12 @@ class Heard:
             self.observed, self.n_steps = message, message.n_steps_so_far
             self.void = None
         elif isinstance(message, TrainingBegan):
-            self.observed, self.void = None, _why_void(message)
+            self.observed, self.void = None, message
         elif isinstance(message, WindowDone):
             self.done[message.id] = message
         elif isinstance(message, Note):
+            if message.kind == LOADER_CHANGED:  # only the last one holds
+                self.notes[:] = [note for note in self.notes if note.kind != LOADER_CHANGED]
             self.notes.append(message)
         elif isinstance(message, NoDataLoader):
             self.no_dataloader = message
@@ -145,7 +153,7 @@ class Heard:
     def check_observed(self) -> None:
         """Raises TrainingBeganError where what was observed no longer holds."""
         if self.void is not None:
-            raise TrainingBeganError(self.void)
+            raise TrainingBeganError(_why_void(self.void), followed=self.void.loader is not None)
 
     def windows(self, requests: Sequence[WindowRequest]) -> list[WindowDone]:
         """Those of the windows that have come, in this order."""

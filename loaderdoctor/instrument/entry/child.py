@@ -81,6 +81,7 @@ def _session(channel: Channel, launch_config: LaunchConfig) -> Session:
         records_workers=launch_config.record_workers,
         group=launch_config.group and not launch_config.watch,
         patient=launch_config.patient,
+        follow_s=launch_config.follow_s,
     )
     session.script = script_of(launch_config, n_ranks=hello.n_ranks if hello is not None else 1)
     return session

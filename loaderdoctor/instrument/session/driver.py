@@ -64,6 +64,7 @@ def drive(session: Session, now: int) -> Driver:
     step_ns, transfers, compute = yield from _settle(session, messages, now)
     rate = _optimizer_rate(session)
     session.optimizer_marks = None
+    session.wall.step_ns = sum(step_ns) // len(step_ns) if step_ns else 0
     accumulation = round(1 / rate) if rate is not None and 0 < rate < ACCUMULATES_BELOW else 1
     windows = Windows(
         session,
@@ -72,7 +73,7 @@ def drive(session: Session, now: int) -> Driver:
         marks=marks,
         transfers=transfers,
         accumulation=accumulation,
-        step_ns=sum(step_ns) // len(step_ns) if step_ns else 0,
+        step_ns=session.wall.step_ns,
     )
     _check_safety(session)
     device, group = session.device, process_group()

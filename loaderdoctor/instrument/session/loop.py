@@ -124,7 +124,7 @@ class Loop:
             session.at_fresh_feed, session.at_edge = feed.fresh, feed.at_edge()
             self._replay.fetched()
             self.boundary(start)
-            start = session.wall.began_ns = perf_counter_ns()
+            start = session.wall.goes_on(start)
         window = session.window  # not before: the boundary may have closed the one before
         if definition is not None:
             trains = loader.role == "train" and not (
@@ -256,8 +256,9 @@ class Loop:
             return
         if (None if optimizer is None else id(optimizer)) == definition.optimizer:
             session.at_fresh_feed = False
-            self.boundary(perf_counter_ns())
-            session.wall.began_ns = perf_counter_ns()
+            now = perf_counter_ns()
+            self.boundary(now)
+            session.wall.goes_on(now)
 
     def saved(self, start: int) -> None:
         """The script saved something (`torch.save`), from `start` until now."""
@@ -341,9 +342,9 @@ class Loop:
         """Whether training has gone on to another loader, which is followed from now on."""
         session = self._session
         elsewhere = session.wall.trained_elsewhere() if definition.trains else None
-        if elsewhere is None or elsewhere[1] < MIN_WORKED:
+        if elsewhere is None or elsewhere.n_worked < MIN_WORKED:
             return False
-        return session.follow(elsewhere[0], perf_counter_ns())
+        return session.follow(elsewhere, perf_counter_ns())
 
     def _ran_out(self, feed: Feed, start: int) -> None:
         session = self._session

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Generator
+from math import inf
 from pathlib import Path
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -18,7 +19,8 @@ from loaderdoctor.instrument.session.open_window import OpenWindow
 from loaderdoctor.instrument.session.passes import PassLog
 from loaderdoctor.instrument.session.roles import Definition, RoleObserver
 from loaderdoctor.instrument.session.script_process import StopTraining, exit_after_grace
-from loaderdoctor.instrument.session.wall_account import WallAccount
+from loaderdoctor.instrument.session.wall_account import Elsewhere, WallAccount
+from loaderdoctor.instrument.session.worker_records import WorkerRecords
 from loaderdoctor.instrument.wire.channel import Link
 from loaderdoctor.instrument.wire.protocol import (
     LOADER_CHANGED,
@@ -36,12 +38,8 @@ if TYPE_CHECKING:
     import torch
 
 Driver = Generator[None, int, None]
-# A pass over another loader that trains lasts so long before training is taken to go on with it.
-MIN_PHASE_S = 2.0
-MAX_PHASE_S = 10.0
-# Of one process's records of single batches in a run that is recorded to its end: those of some
-# thousand batches, which findings rest on.
-RECORDS_BYTES = 2_000_000
+# By so many times as long as training may be followed a diagnosis is over.
+OVERDUE = 3
 
 
 class ScriptOverError(Exception):
@@ -90,8 +88,13 @@ class Session:
         records_workers: bool = True,
         group: bool = False,
         patient: bool = True,
+        follow_s: float | None = None,
     ) -> None:
-        """`patient`: wait for training to begin; else any loop will do."""
+        """`patient`: wait for training to begin; else any loop will do.
+
+        `follow_s`: so long after the first step training is followed to another loader; None: ever.
+        Where that goes on later, or for thrice as long, no more is measured.
+        """
         self.channel = channel
         self.group = group  # one of several ranks: the loop never pauses
         self.run_dir = run_dir
@@ -106,7 +109,8 @@ class Session:
         self._passes_before: tuple[PassRecord, ...] = ()  # of them, before the loader changed
         self.roles = RoleObserver(self.passes, patient=patient)
         self.definition: Definition | None = None
-        self._defined_ns = 0
+        self._follow_s = inf if follow_s is None else follow_s
+        self._first_defined_ns = 0  # when the step first was known, of training
         self._n_followed = 0  # times that training was followed to another loader
         self.device: torch.device | None = None
         self.boundaries: list[BoundaryRecord] = []
@@ -172,7 +176,9 @@ class Session:
         assert passes is not None
         but = None if definition.trains else definition.clock
         self.before_training = (*self._passes_before, *passes.records(but=but))
-        self._defined_ns = perf_counter_ns()
+        self.wall.begin(now := perf_counter_ns(), definition.clock.n_fetches)
+        if not self._n_followed:
+            self._first_defined_ns = now
         if definition.trains:
             self.passes = None
 
@@ -188,29 +194,47 @@ class Session:
         self._forget(TrainingBegan(), passes)
         return True
 
-    def follow(self, loader: str, now: int) -> bool:
+    def follow(self, elsewhere: Elsewhere, now: int) -> bool:
         """Start over with this loader if training has left the one that feeds the step for it.
 
-        A pass as long as all that was watched before it, or ten seconds, is another phase: passes
-        by turns come back sooner, or are most of it; each time it takes twice as long, or long
-        epochs by turns would be followed for ever. Ranks would each decide for themselves.
+        Or end there, where it is late. Ranks would each decide for themselves.
         """
-        definition, began_ns = self.definition, self.wall.began_ns
+        definition = self.definition
         assert definition is not None
-        watched_s = (began_ns - self._defined_ns) / NS_PER_S
-        least_s = max(MIN_PHASE_S, min(watched_s, MAX_PHASE_S)) * 2**self._n_followed
-        if (now - began_ns) / NS_PER_S < least_s or self.group or self.recording is not None:
+        if self.group or self.recording is not None or self._ended:
+            return False
+        since_s = (now - self._first_defined_ns) / NS_PER_S
+        phase = self.wall.is_phase(elsewhere, self.n_steps, n_before=self._n_followed)
+        if since_s > (1 if phase else OVERDUE) * self._follow_s:
+            self._leave_unfollowed(definition.clock.id, elsewhere.site)
+            return True
+        if not phase:
             return False
         self._n_followed += 1
         self.note(
             LOADER_CHANGED,
-            f"{definition.clock.id} fed the first {self.n_steps} steps, {loader} those that "
-            "followed: the figures are of these.",
+            f"{definition.clock.id} fed the first {self.n_steps} steps, {elsewhere.site} those "
+            "that followed: the figures are of these.",
         )
         self._passes_before = self.before_training
         self.passes = PassLog()
-        self._forget(TrainingBegan(loader=loader), self.passes)
+        self._forget(TrainingBegan(loader=elsewhere.site), self.passes)
+        self.wall.longest_run_ns = elsewhere.ns
         return True
+
+    def _leave_unfollowed(self, loader: str, other: str) -> None:
+        """No step of the loader will come in time: windows end with what they have."""
+        self.note(
+            LOADER_CHANGED,
+            f"Training went on with {other} after {self.n_steps} steps on {loader}, too late to "
+            f"measure it as well: the figures are of {loader}. A larger budget measures {other}.",
+        )
+        self._close_driver()
+        self._send_ended("stopped", 0)
+        # The hooks stay until its next step, if it has one: this is called in one of them.
+        for state in self.registry.states:
+            state.substitute.end()
+            state.pending_drop = 0
 
     def _forget(self, why: TrainingBegan, passes: PassLog) -> None:
         self.send(why)
@@ -323,77 +347,3 @@ class Session:
                 n_batches=sum(x.n_fetches for x in self.registry.states) if work else 0,
             )
         )
-
-
-class WorkerRecords:
-    """Whether DataLoader workers of this run write their own records, and where.
-
-    The run goes on where that fails. What records workers imports torch, so it is imported here
-    only once the script has done so.
-    """
-
-    def __init__(
-        self,
-        run_dir: Path,
-        note: Callable[[str, str], None],
-        loader_id: Callable[[Any], str | None],
-        wanted: bool,
-    ) -> None:
-        self._folder = run_dir / "workers"
-        self._note = note
-        self._loader_id = loader_id
-        self._wanted = wanted
-        self._on = False
-        self.bounded = False  # records of single batches end, sums go on
-        self.sums_folder = run_dir / "sums"  # kept there, on a disk of this machine
-
-    def start(self) -> None:
-        """Record from now on; called at the first loader that is built.
-
-        Not when torch.utils.data is imported: what records workers imports it itself.
-        """
-        if not self._wanted or self._on:
-            return
-        self._on = True
-        try:
-            from loaderdoctor.instrument.workers import worker
-
-            limit = RECORDS_BYTES if self.bounded else None
-            worker.install(self._folder, self._loader_id, limit_bytes=limit)
-            if self.bounded:
-                from loaderdoctor.instrument.workers import worker_loop
-
-                worker_loop.install(self.sums_folder)
-        except Exception as error:
-            self._note("workers-not-recorded", f"{type(error).__name__}: {error}")
-
-    def flush(self) -> None:
-        """Write out what this process holds back; workers write by themselves."""
-        if self._on:
-            from loaderdoctor.instrument.workers import worker
-
-            worker.flush()
-
-    def sums_only(self) -> None:
-        """Enough batches were recorded one by one."""
-        if self._on and self.bounded:
-            from loaderdoctor.instrument.workers import worker
-
-            worker.without_records()
-
-    def stop(self) -> None:
-        """Stop for good, and write out what this process has recorded."""
-        self._wanted = False
-        if not self._on:
-            return
-        self._on = False
-        try:
-            from loaderdoctor.instrument.workers import worker
-
-            if self.bounded:
-                from loaderdoctor.instrument.workers import worker_loop
-
-                worker_loop.remove()
-            worker.remove()
-        except Exception as error:
-            self._note("workers-not-recorded", f"{type(error).__name__}: {error}")

@@ -10,14 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from time import perf_counter_ns
 from typing import Literal
 
 from loaderdoctor.instrument.wire.records import OutsideRecord, WallRecord
+from loaderdoctor.units import NS_PER_S
 
 MAX_PLACES = 64  # told apart: a script that builds loaders without end is not followed
 # A pass that the loop left early ended where its last batch was done: after no more than this many
 # times what the longest of the batches before it took.
 LAST_BATCH_TIMES = 1.5
+
+# Training on another loader lasts so long before it is taken to go on with it, and so many times
+# what was trained on the present one at a time: passes by turns come back sooner.
+MIN_PHASE_S = 2.0
+PHASE_TIMES = 1.5
+BROKEN_OFF_TIMES = 3.0  # where the present one's epoch is not over: its loop may go on any time
 
 What = Literal["pass", "save"]
 
@@ -48,6 +56,7 @@ class _Pass:
     site: str
     took_ns: int = 0
     wait_ns: int = 0
+    opening_ns: int = 0  # of `took_ns`, before it had a batch
     n_batches: int = 0
     n_with_grad: int = 0
     n_worked: int = 0
@@ -56,6 +65,20 @@ class _Pass:
     steps: bool = False  # and by an optimizer's step
     body_ns: int = 0  # what the loop has done with its last batch
     longest_ns: int = 0  # the most it did with one before
+
+    @property
+    def trains(self) -> bool:
+        """As far as it has come."""
+        return self.n_stepped > 0 and 2 * self.n_worked > self.n_batches
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """Passes over one other loader that trained since the step's own gave its last batch."""
+
+    site: str
+    n_worked: int
+    ns: int  # from each one's first batch on, and of nothing between them
 
 
 @dataclass(slots=True)
@@ -77,6 +100,7 @@ class _Stretch:
     epoch_over: bool = False  # the fetch that began it found the epoch at its end
     renewed: bool = False  # the loader that feeds the step has a new iterator
     held: list[_Sum] = field(default_factory=list)  # one entry for each pass and save
+    trained: list[Elsewhere] = field(default_factory=list)  # passes that are over
 
 
 class WallAccount:
@@ -92,6 +116,10 @@ class WallAccount:
         self.eventful = False  # something besides a step lies behind the last boundary
         self.began_ns = 0  # when the loop went on after the last boundary
         self.in_steps = False  # every step holds something of this
+        self.step_ns = 0  # what a step takes with its own batches; 0: not known yet
+        # The most that was trained on the step's loader between two epochs of others.
+        self.longest_run_ns = 0
+        self._run_began_ns = self._run_first_step = self._run_outside_ns = 0
         self._undisturbed, self._passes_stand = undisturbed, passes_stand
         self._sums: dict[tuple[What, str], _Sum] = {}
         self._open: list[_Pass] = []  # the outermost first
@@ -107,6 +135,19 @@ class WallAccount:
         return self._n_epochs
 
     # ------------------------------------------------------------ what happens
+
+    def begin(self, now: int, n_steps: int) -> None:
+        """Training on the step's loader goes on from here."""
+        self._run_began_ns, self._run_first_step, self._run_outside_ns = now, n_steps, 0
+
+    def goes_on(self, boundary_ns: int) -> int:
+        """The loop goes on after that boundary, at which it may have stood; from when, is returned.
+
+        What it stood there is no part of what was trained.
+        """
+        self.began_ns = now = perf_counter_ns()
+        self._run_outside_ns += now - boundary_ns
+        return now
 
     def opened(self, site: str, start: int, now: int, *, n_steps: int) -> None:
         """The loop made an iterator of a loader that does not feed the step, from `start` on."""
@@ -128,6 +169,8 @@ class WallAccount:
         self._current = one
         self._since_ns = start
         self._charge(end, waited=True)
+        if not one.n_batches:
+            one.opening_ns = one.took_ns
         one.n_batches += 1
         one.n_with_grad += with_grad
         one.fed = one.steps = with_grad
@@ -157,12 +200,35 @@ class WallAccount:
             one.fed = False
             one.steps = one.steps and not stepped
 
-    def trained_elsewhere(self) -> tuple[str, int] | None:
-        """The loader whose batches the pass that is under way trains on, and how many so far."""
+    def trained_elsewhere(self) -> Elsewhere | None:
+        """What is trained on since the last step; None: on nothing else."""
         one = max(self._open, key=lambda p: p.n_worked, default=None)
-        if one is None or not one.n_stepped or 2 * one.n_worked <= one.n_batches:
+        if one is None or not one.trains:
             return None
-        return one.site, one.n_worked
+        before = [e for e in self._stretch.trained if e.site == one.site]
+        return Elsewhere(
+            one.site,
+            one.n_worked + sum(e.n_worked for e in before),
+            one.took_ns - one.opening_ns + sum(e.ns for e in before),
+        )
+
+    def is_phase(self, elsewhere: Elsewhere, n_steps: int, *, n_before: int) -> bool:
+        """Whether so much training elsewhere is more than passes by turns, or most of all.
+
+        Each of `n_before` times that it was doubles it: long epochs by turns would be for ever.
+        """
+        times = PHASE_TIMES if self._stretch.epoch_over else BROKEN_OFF_TIMES
+        least_s = max(MIN_PHASE_S, times * self.run_ns(n_steps) / NS_PER_S)
+        return bool(elsewhere.ns / NS_PER_S >= least_s * 2**n_before)
+
+    def run_ns(self, n_steps: int) -> int:
+        """The longest that was trained on the step's loader alone: an epoch of it, or several.
+
+        Not less than its steps take with their own batches, which windows may do without.
+        """
+        run_ns = self.began_ns - self._run_began_ns - self._run_outside_ns
+        by_steps_ns = (n_steps - self._run_first_step) * self.step_ns
+        return max(self.longest_run_ns, run_ns, by_steps_ns)
 
     def saved(self, site: str, start: int, end: int, *, n_steps: int) -> None:
         """The loop saved something."""
@@ -196,6 +262,11 @@ class WallAccount:
         self._n_steps = n_steps
         if stretch.epoch_over:
             self._n_epochs += 1
+        if stretch.epoch_over and stretch.trained:
+            self.longest_run_ns = self.run_ns(n_steps)
+            self.begin(now, n_steps)
+        elif not stretch.trained:
+            self._run_outside_ns += stretch.known_ns
         if stretch.epoch_over or stretch.renewed:
             for found in stretch.held:
                 found.n_at_epoch_end += 1
@@ -271,6 +342,9 @@ class WallAccount:
         if one.longest_ns:  # else nothing tells how long its only batch took
             one.took_ns -= max(0, one.body_ns - int(LAST_BATCH_TIMES * one.longest_ns))
         self._stretch.known_ns += one.took_ns
+        if one.trains:
+            trained_ns = max(0, one.took_ns - one.opening_ns)
+            self._stretch.trained.append(Elsewhere(one.site, one.n_worked, trained_ns))
         found = self._sum("pass", one.site)
         if found is None:
             return

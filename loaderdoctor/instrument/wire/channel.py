@@ -44,6 +44,7 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
     n_added_args: int = 0  # the first of them, which the user did not type
     record_workers: bool = True
     patient: bool = True  # wait for training to begin
+    follow_s: float | None = None  # see Session
     group: bool = False  # one of several ranks: RANK and WORLD_SIZE say which
     host: str = ""  # where the command runs
     watch: bool = False  # record the whole run, change nothing; see `recording`

@@ -53,6 +53,7 @@ _DOUBTS = (
     "evidence-missing",
     "script-ended-early",
     "script-killed",
+    "not-compared",
     "ranks-missing",
     "process-alone",
     "ranks-not-matched",
@@ -72,6 +73,7 @@ _DOUBTS = (
 _SO: Mapping[str, str] = {
     "busy-machine": "; alone it may be faster, and another setting best",
     "noisy-machine": "; small gains can't be seen",
+    "not-compared": "; what its loader costs is told by its waits alone",
 }
 _SWEEP_CUT_SHORT = "sweep-"  # and how it ended
 

@@ -21,9 +21,11 @@ import pytest
 
 from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.command.launch_config import Target
+from loaderdoctor.instrument.command.launched_run import Heard
 from loaderdoctor.instrument.command.measuring_process import MessagePipe
 from loaderdoctor.instrument.command.script_run import RanksSpawnedError, ScriptRun
 from loaderdoctor.instrument.wire.protocol import (
+    LOADER_CHANGED,
     Ended,
     FromRun,
     Hello,
@@ -486,3 +488,12 @@ def test_a_child_that_trains_by_itself_is_no_peer_of_ranks() -> None:
     rank = callers.train(0, ranks=2)
     assert heard(run) == ["0"]
     assert [let_go(one) for one in (lone, rank)] == [True, False]
+
+
+def test_of_notes_that_training_left_a_loader_only_the_last_is_kept() -> None:
+    heard = Heard()
+    for text in ("a fed the first, b those that followed", "b fed the first, a those"):
+        heard.hear(Note(kind=LOADER_CHANGED, text=text))
+        heard.hear(Note(kind="slow-start", text=text))
+    assert [note.kind for note in heard.notes] == ["slow-start", LOADER_CHANGED, "slow-start"]
+    assert heard.notes[1].text == "b fed the first, a those"

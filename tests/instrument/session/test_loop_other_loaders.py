@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,18 +11,18 @@ import torch
 from torch.utils.data import DataLoader
 
 from loaderdoctor.attribution.wall import wall_facts
-from loaderdoctor.instrument.session import session
-from loaderdoctor.instrument.session.roles import Definition
+from loaderdoctor.instrument.session import wall_account
 from loaderdoctor.instrument.wire.protocol import (
     BATCHES_REPLAYED,
     LOADER_CHANGED,
+    Ended,
     Observed,
     TrainingBegan,
 )
 from loaderdoctor.instrument.wire.records import OutsideRecord
 from loaderdoctor.settings import Settings
 from tests.findings.builders import step
-from tests.instrument.watched import QueuedChannel, Trainer, Watched, loader_of, request, watch
+from tests.instrument.watched import Trainer, Watched, loader_of, request, watch
 
 N_EPOCHS = 6
 LONG = request(1, "plain", n_steps=10_000)  # the loop is watched to its end
@@ -129,7 +128,7 @@ def test_a_validation_left_early_does_not_train_by_the_step_behind_it() -> None:
     assert facts is not None and facts.outside[0].what == "validation"
 
 
-def two_phases(n_first: int) -> Watched:
+def two_phases(n_first: int, follow_s: float | None = None) -> Watched:
     first, second, trainer = loader_of(n_first), loader_of(60), Trainer()
 
     def loop() -> None:
@@ -137,14 +136,17 @@ def two_phases(n_first: int) -> Watched:
         for _ in range(4):
             trains(second, trainer)
 
-    return watch(loop, request(1, "no_input", n_steps=2000))
+    return watch(loop, request(1, "no_input", n_steps=2000), follow_s=follow_s)
 
 
-def test_training_that_goes_on_with_another_loader_is_followed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(session, "MIN_PHASE_S", 0.0)
-    monkeypatch.setattr(session, "MAX_PHASE_S", 0.0)
+@pytest.fixture
+def phases_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wall_account, "MIN_PHASE_S", 0.0)
+    monkeypatch.setattr(wall_account, "PHASE_TIMES", 0.0)
+
+
+@pytest.mark.usefixtures("phases_are_short")
+def test_training_that_goes_on_with_another_loader_is_followed() -> None:
     run = two_phases(40)
     kinds = [type(m) for m in run.sent if isinstance(m, (Observed, TrainingBegan))]
     assert kinds == [Observed, TrainingBegan, Observed]
@@ -157,20 +159,14 @@ def test_training_that_goes_on_with_another_loader_is_followed(
     assert all(s.substitute.source is None for s in run.session.registry.states)
 
 
-def test_each_time_a_phase_must_last_twice_as_long(tmp_path: Path) -> None:
-    one = session.Session(QueuedChannel(), run_dir=tmp_path, records_workers=False)
-    state = next(iter(two_phases(40).session.registry.states))
-    second = 1_000_000_000
-    for n in range(3):
-        one.definition = Definition(
-            clock=state, train=(state,), tick="fetch", optimizer=None, thread=0, text=""
-        )
-        began_ns = one.wall.began_ns = time.perf_counter_ns()
-        least_ns = int(session.MIN_PHASE_S * 2**n * second)
-        one._defined_ns = began_ns  # nothing was watched before
-        assert not one.follow("b.py:1", began_ns + least_ns - second // 100)
-        assert one.follow("b.py:1", began_ns + least_ns + second // 100)
-        assert one.definition is None
+@pytest.mark.usefixtures("phases_are_short")
+def test_late_it_is_not_followed_and_what_was_measured_stands() -> None:
+    run = two_phases(40, follow_s=0.0)
+    assert not [m for m in run.sent if isinstance(m, TrainingBegan)]
+    assert [m.how for m in run.sent if isinstance(m, Ended)] == ["stopped"]
+    (told,) = [note for note in run.notes if note.kind == LOADER_CHANGED]
+    assert "too late" in told.text and "the figures are of" in told.text
+    assert all(s.substitute.source is None for s in run.session.registry.states)
 
 
 def test_a_short_pass_that_trains_is_not_followed() -> None:
@@ -180,7 +176,7 @@ def test_a_short_pass_that_trains_is_not_followed() -> None:
 
 
 def test_a_pass_by_turns_is_shorter_than_what_was_watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "MIN_PHASE_S", 0.0)
+    monkeypatch.setattr(wall_account, "MIN_PHASE_S", 0.0)
     usual, other, trainer = loader_of(40), loader_of(8), Trainer()
 
     def slowly(loader: DataLoader[Any]) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from loaderdoctor.instrument.session.wall_account import WallAccount
+from loaderdoctor.instrument.session import wall_account
+from loaderdoctor.instrument.session.wall_account import Elsewhere, WallAccount
 from loaderdoctor.instrument.wire.records import OutsideRecord, WallRecord
 from tests.instrument.watched import Trainer, loader_of, request, watch
 
@@ -176,3 +177,109 @@ def test_saving_in_each_step_is_in_the_steps(tmp_path: Path) -> None:
     assert wall is not None
     assert wall.in_steps
     assert the_one(wall).what == "save"
+
+
+SECOND = 1_000_000_000
+
+
+class Played:
+    """A loop by its events: steps of 20 ms on the loader of the step, passes over others."""
+
+    def __init__(self) -> None:
+        self.wall = WallAccount(undisturbed=lambda: True, passes_stand=lambda: True)
+        self.wall.step_ns = 20 * MS
+        self.now = self.n_steps = 0
+        self.wall.begin(self.now, 0)
+        self.followed: list[str] = []  # as of the passes over these
+
+    def steps(self, n: int, ms: int = 20, *, over: bool = True) -> None:
+        """An epoch, to its end (`over`) or not."""
+        for _ in range(n):
+            self._boundary()
+            self.now += ms * MS
+        self._boundary()
+        if over:
+            self.n_steps -= 1
+            self.wall.epoch_over(0)
+
+    def passes(self, site: str, n: int, ms: int, *, wait_ms: int = 0, trains: bool) -> None:
+        """One pass; those that train are looked at behind each of their steps."""
+        wall = self.wall
+        wall.opened(site, self.now, self.now, n_steps=self.n_steps)
+        for _ in range(n):
+            start, self.now = self.now, self.now + wait_ms * MS
+            wall.fetched(site, start, self.now, with_grad=trains, n_steps=self.n_steps)
+            self.now += ms * MS
+            if trains:
+                wall.worked(stepped=True)
+                seen = wall.trained_elsewhere()
+                if seen is not None and wall.is_phase(seen, self.n_steps, n_before=0):
+                    self.followed.append(seen.site)
+        wall.ran_out(site, self.now, self.now, n_steps=self.n_steps)
+
+    def _boundary(self) -> None:
+        self.n_steps += 1
+        if self.wall.eventful:
+            self.wall.boundary(self.now, self.n_steps)
+        self.wall.began_ns = self.now
+
+
+def test_a_long_validation_before_a_short_training_pass_moves_no_step() -> None:
+    loop = Played()
+    for _ in range(40):
+        loop.steps(250)  # 5 s
+        loop.passes("val.py:1", 10, 800, trains=False)  # 8 s, and longer than all steps so far
+        loop.passes("replay.py:1", 40, 10, wait_ms=25, trains=True)  # 1.4 s
+    assert loop.followed == []
+
+
+def test_passes_by_turns_with_what_comes_before_them_are_no_phase() -> None:
+    loop = Played()
+    for _ in range(5):
+        loop.steps(300)  # 6 s
+        loop.passes("val.py:1", 10, 3000, trains=False)
+        for _ in range(2):  # 7.2 s in all
+            loop.passes("replay.py:1", 90, 40, trains=True)
+            loop.passes("val.py:1", 10, 3000, trains=False)
+    assert loop.followed == []
+
+
+def test_an_epoch_watched_without_its_own_batches_counts_as_long_as_with_them() -> None:
+    loop = Played()
+    loop.wall.step_ns = 200 * MS
+    loop.steps(100)  # 2 s, with batches already in memory; 20 s with its own
+    loop.passes("replay.py:1", 100, 100, trains=True)  # 10 s
+    assert loop.followed == []
+
+
+def test_training_that_goes_on_elsewhere_is_a_phase_once_it_is_longer_than_an_epoch() -> None:
+    loop = Played()
+    for _ in range(2):
+        loop.steps(100)  # 2 s, twice
+    began = loop.now
+    while not loop.followed:  # by short epochs of its own, each with validation behind it
+        loop.passes("tune.py:1", 10, 40, trains=True)
+        loop.passes("val.py:1", 10, 100, trains=False)
+        assert loop.now - began < 60 * SECOND
+    assert set(loop.followed) == {"tune.py:1"}
+    trained_s = (loop.now - began) / SECOND * 0.4 / 1.4
+    assert trained_s + 0.4 >= 1.5 * 4.0 and trained_s < 2 * 4.0
+
+
+def test_an_epoch_left_early_may_go_on_so_it_takes_longer() -> None:
+    for over, times in ((True, 1.5), (False, 3.0)):
+        loop = Played()
+        loop.steps(200, over=over)  # 4 s
+        loop.passes("tune.py:1", int(times * 4.0 / 0.04) - 5, 40, trains=True)
+        assert loop.followed == []
+        loop.passes("tune.py:1", 20, 40, trains=True)
+        assert set(loop.followed) == {"tune.py:1"}
+
+
+def test_each_time_a_phase_must_last_twice_as_long() -> None:
+    wall = Played().wall
+    for n in range(3):
+        least_ns = int(wall_account.MIN_PHASE_S * 2**n * SECOND)
+        short, long = (Elsewhere("b.py:1", 9, least_ns + ns) for ns in (-MS, MS))
+        assert not wall.is_phase(short, 0, n_before=n)
+        assert wall.is_phase(long, 0, n_before=n)

@@ -9,14 +9,17 @@ import sys
 import sysconfig
 import textwrap
 import threading
+from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Any, Final
 
 import loaderdoctor
 
 MAX_CALLERS = 16
+MAX_INITS: Final = 64  # of one class chain, with all that is wrapped around them
 MAX_CODE_LINES = 12  # a construction longer than this is cut; the first lines name it well enough
 
 _OURS = str(Path(loaderdoctor.__file__).parent) + os.sep
@@ -56,9 +59,11 @@ def user_site(*, building: object = None) -> Site:
 
     `building`: an object under construction; the `__init__` frames of its own class chain, and
     what other tools wrapped around them, are skipped, so that a DataLoader subclass is found where
-    it is used. Runs in the training
-    process; looks at frames only, so it costs microseconds.
+    it is used. Runs in the training process; looks at frames' code only, so it costs microseconds
+    and keeps nothing alive: before Python 3.13 a frame that is asked for its locals holds a copy
+    of them until it ends, so that a loop would keep its last batch and its loaders of before.
     """
+    inits = _inits(type(building)) if building is not None else Counter()
     fallback: FrameType | None = None
     library: str | None = None
     frame: FrameType | None = sys._getframe(1)
@@ -70,7 +75,8 @@ def user_site(*, building: object = None) -> Site:
             path = os.path.realpath(name)
             package = _package(path)
             own = recipe or (package is None and not path.startswith(_LIBRARIES))
-            if building is not None and _builds(frame, building, own=own):
+            if inits and inits[frame.f_code] > 0:
+                inits[frame.f_code] -= 1  # met more often, it makes another object
                 frame = frame.f_back
                 continue
             if own:
@@ -126,16 +132,27 @@ def _is_torch(name: str) -> bool:
     return any(name.startswith(str(root) + os.sep) for root in roots)
 
 
-def _builds(frame: FrameType, built: object, *, own: bool) -> bool:
-    """Whether this is an `__init__` of the object, or what a library wrapped around one.
+def _inits(made: type) -> Counter[CodeType]:
+    """Code of each `__init__` that makes such an object, and of what tools wrapped around them.
 
-    Of the user's `own` functions no other is asked: before Python 3.13 a frame whose locals were
-    read keeps a copy of them, so that a loop would hold its last batch and its loaders of before.
+    With how many of these functions are of it: a decorator's are all of one.
     """
-    code = frame.f_code
-    if not code.co_argcount or (own and code.co_name != "__init__"):
-        return False
-    return frame.f_locals.get(code.co_varnames[0]) is built
+    found: dict[int, FunctionType] = {}
+    todo: list[object] = [vars(cls).get("__init__") for cls in made.__mro__]
+    while todo and len(found) < MAX_INITS:
+        function = todo.pop()
+        if not isinstance(function, FunctionType) or id(function) in found:
+            continue
+        found[id(function)] = function
+        todo.append(getattr(function, "__wrapped__", None))
+        wrapper = function.__code__.co_name != "__init__"
+        for cell in function.__closure__ or ():
+            with suppress(ValueError):  # a name that is not bound yet
+                inner = cell.cell_contents
+                # What an `__init__` calls besides may be any function, also one that builds it.
+                if wrapper or getattr(inner, "__name__", None) == "__init__":
+                    todo.append(inner)
+    return Counter(function.__code__ for function in found.values())
 
 
 def _site(frame: FrameType, library: str | None, *, callers: bool = False) -> Site:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from pathlib import Path
 from types import CodeType
 from typing import Any
+
+import pytest
 
 import loaderdoctor
 from loaderdoctor.advice.code import edit_loader_call
@@ -69,6 +72,43 @@ def test_looking_where_something_is_built_holds_nothing_of_its_caller() -> None:
     builds(Held())
 
 
+def library(path: Path, text: str) -> dict[str, Any]:
+    """What a package installed at `path` defines; `Held`, `user_site`, `weakref` are there."""
+    names: dict[str, Any] = {"Held": Held, "user_site": user_site, "weakref": weakref}
+    exec(compile(text, str(path / "site-packages" / "trainerlib" / "loop.py"), "exec"), names)
+    return names
+
+
+TRAINER = """
+class Loader:
+    def __init__(self):
+        self.site = user_site(building=self)
+
+def make():
+    return Loader()
+
+def fit(batches):
+    gone = []
+    for batch in batches:
+        gone.append(weakref.ref(batch))
+        made = make()
+        del batch
+        gone.append(weakref.ref(made))
+        del made
+    return [ref() for ref in gone]
+"""
+
+
+def test_a_librarys_loop_that_builds_loaders_drops_its_batches_too(tmp_path: Path) -> None:
+    fit = library(tmp_path, TRAINER)["fit"]
+    assert fit(Held() for _ in range(5)) == [None] * 10
+
+
+def test_variables_that_a_function_asked_for_itself_stay_as_they_were(tmp_path: Path) -> None:
+    text = TRAINER + "\ndef asks():\n    x = 1\n    own = locals()\n    make()\n    return own\n"
+    assert library(tmp_path, text)["asks"]() == {"x": 1}
+
+
 class Base:
     def __init__(self) -> None:
         self.site = user_site(building=self)
@@ -83,3 +123,59 @@ class Derived(Base):
 def test_an_object_is_built_where_its_class_is_called() -> None:
     made = Derived()
     assert made.site.code == "made = Derived()"
+
+
+def test_one_built_within_anothers_construction_is_built_there() -> None:
+    class Nested(Base):
+        inner: Nested | None = None
+
+        def __init__(self, *, nested: bool) -> None:
+            super().__init__()
+            if nested:
+                self.inner = Nested(nested=False)
+
+    made = Nested(nested=True)
+    assert made.inner is not None
+    assert made.site.code == "made = Nested(nested=True)"
+    assert made.inner.site.code == "self.inner = Nested(nested=False)"
+
+
+@pytest.mark.parametrize("names_it", [True, False])
+def test_what_a_library_wraps_around_a_construction_is_passed_over(
+    tmp_path: Path, names_it: bool
+) -> None:
+    wrap = library(
+        tmp_path,
+        "def wrap(inner):\n"
+        "    def wrapper(obj, *args):\n"
+        "        return inner(obj, *args)\n"
+        "    return wrapper\n",
+    )["wrap"]
+
+    class Inner(Base):
+        def __init__(self) -> None:
+            super().__init__()
+
+    class Outer(Inner):
+        def __init__(self) -> None:
+            super().__init__()
+
+    for cls in (Inner, Outer):
+        own = cls.__dict__["__init__"]
+        wrapper = wrap(wrap(own))
+        setattr(cls, own.__name__, functools.wraps(own)(wrapper) if names_it else wrapper)
+    made = Outer()
+    assert made.site.code == "made = Outer()"
+    assert made.site.library is None
+
+
+def test_a_function_that_an_init_calls_is_no_construction() -> None:
+    def build() -> Base:
+        return Other()
+
+    class Other(Base):
+        def __init__(self) -> None:
+            assert callable(build)
+            super().__init__()
+
+    assert build().site.code == "return Other()"

@@ -2,11 +2,10 @@
 
     watching → trying ⇄ resting → confirming → returning → done → (if the loop waits again) trying
 
-It is told of every step and answers with settings to go over to. A setting is kept where its steps
-are shorter by an interval above zero and by what is worth a change; it is dropped as soon as it
-can't be. What trying may cost in all is limited: MAX_LOST_SHARE of the time that the run takes for
-sure. Before the end the loop's own settings serve a few windows again, as soon as that is paid for,
-so that a machine that became faster meanwhile is not taken for a gain.
+It is told of every step and answers with settings to go over to. One is kept where its steps are
+shorter by an interval above zero and by what is worth a change, and dropped once it can't be.
+Trying may cost MAX_LOST_SHARE of the time that the run takes for sure. Before the end the loop's
+own serve a few windows again, once that is paid for: a machine that became faster is no gain.
 """
 
 from __future__ import annotations
@@ -165,7 +164,8 @@ class Tuner:
         if self._state == "watching":
             return
         changes = self._asked_at is not None or self._wanted is not self._best
-        kept = not step.first and step.serving == replace(self._best, persistent_workers=True)
+        only_kept = replace(self._best, persistent_workers=True)
+        kept = step.serving == only_kept != self._best and not step.first
         self._budget.add(
             step,
             own=self._own,

@@ -287,6 +287,24 @@ def test_workers_that_are_kept_cost_nothing_where_the_machine_slows_meanwhile() 
     assert tuner.outcome().lost_steps <= MAX_LOST_SHARE * 4 * 270
 
 
+@pytest.mark.parametrize("start_ms", [300, 1_000])
+def test_pools_that_trials_open_cost_a_loop_that_keeps_its_workers_as_well(start_ms: float) -> None:
+    machine = Machine(
+        compute_ms=20,
+        fetch_ms=50,
+        n_cpus=4,
+        step_cpu=2.0,
+        copy_ms=0.5,
+        start_ms=start_ms,
+        has_accelerator=True,
+    )
+    loop = SimulatedLoop(machine, workers(2, persistent_workers=True), 10**6)
+    tuner, steps = loop.tuned(10_000)
+    opened_ms = [step.ms for step in steps if step.ms > start_ms and not step.first]
+    assert len(opened_ms) > 1, tuner.outcome()
+    assert tuner.outcome().lost_ms > 0.95 * sum(opened_ms)
+
+
 def test_short_epochs_get_workers_that_stay() -> None:
     machine = Machine(compute_ms=5, fetch_ms=8, start_ms=60)
     tuner, steps = SimulatedLoop(machine, workers(2), 50).tuned(4_000)

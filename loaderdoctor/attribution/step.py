@@ -33,7 +33,7 @@ class WindowTimes:
     n_steps: int
     n_boundaries: int
     crossed_ms: float | None = None  # likewise of those at which a trial's own loader had one
-    together: bool = False  # whether the two came at the same steps
+    together: bool = False  # `crossed_ms` holds the loop's own: the two came at the same steps
 
     @property
     def within_ms(self) -> float:
@@ -119,8 +119,8 @@ def window_times(window: WindowDone, *, cycle: int = 1) -> WindowTimes:
         boundary_ms=excess_ms(own - crossed),
         n_steps=len(steps_ns),
         n_boundaries=len(across),
-        crossed_ms=excess_ms(crossed),
-        together=bool(own) and own <= crossed,
+        crossed_ms=excess_ms(crossed - own or crossed),
+        together=bool(crossed) and crossed <= own,
     )
 
 
@@ -129,13 +129,19 @@ def boundary_cost_ms(record: BoundaryRecord) -> float:
     return (record.create_ns + record.first_wait_ns + record.teardown_ns) / NS_PER_MS
 
 
+def boundaries_of_step(observed: Observed, windows: Sequence[WindowDone]) -> list[BoundaryRecord]:
+    """Those of loaders that train, of the warm-up and of these windows: validation's are none."""
+    names = {x.id for x in observed.loaders if x.role == "train"}
+    every = (*observed.boundaries, *(b for w in windows for b in w.boundaries))
+    return [b for b in every if b.loader in names]
+
+
 def pooled_boundary_ms(
     windows: Sequence[WindowDone], boundaries: Sequence[BoundaryRecord]
 ) -> float | None:
-    """One epoch boundary's cost: from the windows' own steps, else from the boundaries recorded.
+    """One epoch boundary's cost: from the windows' own steps, else from the step's boundaries.
 
-    The first iterator of the run stands in only where no later one was seen: it also pays for
-    cold caches and imports.
+    The run's first stands in only where no later one was seen: it also pays for cold caches.
     """
     seen = [t.boundary_ms for t in map(window_times, windows) if t.boundary_ms is not None]
     if seen:
@@ -162,8 +168,7 @@ def own_boundary_ms(
 ) -> float | None:
     """Of one epoch boundary, the loop's own work there (saving, drawing); None: not told apart.
 
-    `boundaries` are those of the loaders that feed the step. A step that no loader feeds any more
-    has this work all the same.
+    `boundaries`: of loaders that feed the step. One that none feeds any more has this work too.
     """
     boundary_ms = pooled_boundary_ms(windows, boundaries)
     of_loader = loader_boundary_ms(boundary_ms, boundaries)
@@ -218,12 +223,11 @@ def step_facts(
         return None
     train = frozenset(i for i, x in enumerate(observed.loaders) if x.role == "train")
     steps_per_epoch = observed.steps_per_epoch
-    boundaries = (*observed.boundaries, *(b for w in everything for b in w.boundaries))
-    boundary_ms = pooled_boundary_ms(everything, boundaries)
+    of_step = boundaries_of_step(observed, everything)
+    boundary_ms = pooled_boundary_ms(everything, of_step)
     times = [window_times(w) for w in plain]
-    names = {x.id for x in observed.loaders if x.role == "train"}
-    of_step = [b for b in boundaries if b.loader in names]
     of_loader = loader_boundary_ms(boundary_ms, of_step)
+    names = {x.id for x in observed.loaders if x.role == "train"}
     within = [b for w in plain for b in w.boundaries if b.loader in names]
     spread = of_loader / steps_per_epoch if of_loader is not None and steps_per_epoch else None
     all_waits = [x for w in plain for x in waits_ms(w, train)]

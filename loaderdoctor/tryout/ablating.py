@@ -19,6 +19,7 @@ from loaderdoctor.attribution.claims import claimed
 from loaderdoctor.attribution.mechanisms import mechanisms
 from loaderdoctor.attribution.step import (
     before_steady,
+    boundaries_of_step,
     own_boundary_ms,
     pooled_boundary_ms,
     usable,
@@ -114,15 +115,12 @@ class LoopEvidence:
     def boundary_ms(self) -> float | None:
         """One epoch boundary, pooled over all plain windows and the warm-up."""
         plain = [w for w in self.all_plain if usable(w)]
-        seen = (*self.observed.boundaries, *(b for w in plain for b in w.boundaries))
-        return pooled_boundary_ms(plain, seen)
+        return pooled_boundary_ms(plain, boundaries_of_step(self.observed, plain))
 
     def own_boundary_ms(self) -> float | None:
         """Of it, the loop's own work: what no setting of a loader changes."""
         plain = [w for w in self.all_plain if usable(w)]
-        names = {x.id for x in self.observed.loaders if x.role == "train"}
-        seen = (*self.observed.boundaries, *(b for w in plain for b in w.boundaries))
-        own_ms = own_boundary_ms(plain, [b for b in seen if b.loader in names])
+        own_ms = own_boundary_ms(plain, boundaries_of_step(self.observed, plain))
         return kept_without_loader(self.rounds, own_ms)
 
     def ablation(self) -> AblationFacts | None:

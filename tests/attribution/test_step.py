@@ -58,6 +58,19 @@ def test_the_first_boundary_of_the_run_stands_in_only_where_no_later_one_was_see
     assert later is not None and later.boundary_ms == pytest.approx(50.0)
 
 
+def test_starts_of_loaders_that_do_not_train_are_not_the_steps() -> None:
+    """Validation with workers that take half a second to start, and none of the step's own seen."""
+    validation = msgspec.structs.replace(boundary(500.0), loader="train.py:2")
+    seen = observed(boundaries=[boundary(8.0, first=True), validation])
+    facts = step_facts(seen, [window("plain", [10.0] * 10, waits_ms=[1.0] * 10)])
+    assert facts is not None
+    assert facts.boundary_ms == pytest.approx(8.0)
+    assert facts.input_ms == pytest.approx(1.0 + 8.0 / 100)
+    alone = step_facts(observed(boundaries=[validation]), [window("plain", [10.0] * 10)])
+    assert alone is not None
+    assert alone.boundary_ms is alone.loader_boundary_ms is None
+
+
 def test_mean_wait_is_over_the_worker_cycle_not_the_median() -> None:
     w = window("plain", [50.0] * 8, waits_ms=[255, 0, 0, 0, 140, 1, 0, 0])
     facts = step_facts(observed(workers=4), [w])
@@ -170,6 +183,22 @@ def test_a_trials_boundary_is_its_loaders_and_the_loops_own(
     w = window("trial", steps, boundary_steps=at_10, crossed_steps=at_40)
     found = window_times(w).wall_of_trial(10, loader_ms, own_ms)
     assert found.value == pytest.approx(wall_ms)
+
+
+@pytest.mark.parametrize(
+    ("at_40", "at_10"),
+    [
+        ((5, 15, 25, 35), (5, 25)),  # a batch twice as large: each other end is of both
+        ((5, 20, 35), (5, 15, 25, 35)),  # some are of both, some of either
+        ((5, 25), (5, 15, 25, 35)),  # a batch half as large
+    ],
+)
+def test_a_trials_boundary_that_is_partly_at_the_loops_own_counts_either_once(
+    at_40: tuple[int, ...], at_10: tuple[int, ...]
+) -> None:
+    steps = [10.0 + 40.0 * (i in at_40) + 10.0 * (i in at_10) for i in range(40)]
+    w = window("trial", steps, boundary_steps=at_10, crossed_steps=at_40)
+    assert window_times(w).wall_of_trial(10, None, 10.0).value == pytest.approx(15.0)
 
 
 def test_a_trials_boundary_at_the_loops_own_is_both_and_counts_once() -> None:

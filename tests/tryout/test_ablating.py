@@ -13,6 +13,7 @@ from loaderdoctor.attribution.step import step_facts
 from loaderdoctor.diagnosis.analysis import analyse
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.instrument.wire.protocol import WindowDone
+from loaderdoctor.instrument.wire.records import BoundaryRecord
 from loaderdoctor.instrument.wire.window_records import CpuRecord
 from loaderdoctor.tryout.ablating import LoopEvidence, slow_start
 from loaderdoctor.tryout.windows import sizes
@@ -111,3 +112,18 @@ def test_ranks_are_compared_over_the_same_windows() -> None:
     found.earlier_ids = frozenset({0, 1})  # as the slowest rank has it
     assert [w.id for w in found.earlier] == [0, 1]
     assert [w.id for w in found.steady] == [2, 3, 4]
+
+
+def test_a_boundary_is_of_loaders_that_train() -> None:
+    found = evidence(window(20.0), STEADY)
+    train = next(x.id for x in found.observed.loaders if x.role == "train")
+
+    def start(loader: str, ms: float) -> BoundaryRecord:
+        return BoundaryRecord(
+            loader=loader, create_ns=round(ms * 1e6), first_wait_ns=0, teardown_ns=0, at_ns=0
+        )
+
+    seen = (start(train, 8.0), start("validation", 500.0))
+    found.observed = msgspec.structs.replace(found.observed, boundaries=seen)
+    assert found.boundary_ms() == pytest.approx(8.0)
+    assert found.own_boundary_ms() == pytest.approx(0.0)

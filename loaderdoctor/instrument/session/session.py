@@ -245,6 +245,7 @@ class Session:
         self.driver = self.definition = None
         self.wall = self._new_account()
         self.optimizer_marks = []
+        self.boundaries = [b for b in self.boundaries if why.loader in (None, b.loader)]
         self.roles = RoleObserver(passes, patient=self.patient)
 
     # ------------------------------------------------------------ endings

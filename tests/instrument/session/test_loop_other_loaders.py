@@ -154,6 +154,8 @@ def test_training_that_goes_on_with_another_loader_is_followed() -> None:
     assert [(x.n_samples, x.role) for x in after.loaders] == [(80, "other"), (120, "train")]
     (began,) = [m for m in run.sent if isinstance(m, TrainingBegan)]
     assert began.loader == after.loaders[1].id
+    assert after.boundaries[0].first
+    assert {b.loader for b in after.boundaries} == {began.loader}
     (told,) = [note for note in run.notes if note.kind == LOADER_CHANGED]
     assert after.loaders[0].id in told.text and after.loaders[1].id in told.text
     assert all(s.substitute.source is None for s in run.session.registry.states)

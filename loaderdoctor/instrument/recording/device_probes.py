@@ -68,10 +68,11 @@ class _EventPairs:
 class DryProbe:
     """How long one device has nothing to do while the loop waits for a batch."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, event: Any = None, stream_of: Any = None) -> None:
+        """`event` makes a timing event, `stream_of` a device's present stream; torch's own."""
         self._device = device
-        self._stream = _CUDA.current_stream
-        self._pairs = _EventPairs()
+        self._stream = stream_of or _CUDA.current_stream
+        self._pairs = _EventPairs(event)
         self._now: Pair | None = None
 
     def before_fetch(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from loaderdoctor.instrument.recording.device_probes import MAX_CALLS, CopyProbe
+from loaderdoctor.instrument.recording.device_probes import MAX_CALLS, MAX_OPEN, CopyProbe, DryProbe
 
 DEVICE = torch.device("meta")  # copies to it are seen as copies to any accelerator
 
@@ -18,10 +18,11 @@ class Clock:
     """A device whose every event is reached 2 ms after the one before."""
 
     def __init__(self) -> None:
-        self.n, self.stream, self.done = 0, "the step's", True
+        self.n, self.stream, self.done, self.n_made = 0, "the step's", True, 0
 
     def event(self) -> Any:
         clock = self
+        clock.n_made += 1
 
         class Event:
             at = 0
@@ -103,3 +104,47 @@ def test_torch_is_as_it_was_and_another_hook_goes_before(probe: CopyProbe, clock
     other.remove()
     assert probe.take() == (0, 0)
     assert torch.Tensor.to is before
+
+
+@pytest.fixture
+def dry(clock: Clock) -> DryProbe:
+    return DryProbe(DEVICE, event=clock.event, stream_of=lambda device: clock.stream)
+
+
+def test_a_device_stood_dry_from_before_the_fetch_to_after_it(dry: DryProbe, clock: Clock) -> None:
+    clock.done = False
+    for _ in range(3):
+        dry.before_fetch()
+        dry.after_fetch()
+    assert dry.take() == (0, 0)  # never waited for
+    clock.done = True
+    assert dry.take() == (3, 3 * 2_000_000)
+    assert dry.take() == (0, 0)
+
+
+def test_a_fetch_that_found_the_epoch_over_is_no_step_and_keeps_no_event(
+    dry: DryProbe, clock: Clock
+) -> None:
+    for _ in range(200):
+        dry.before_fetch()
+        dry.cancel()
+    assert dry.take() == (0, 0)
+    assert clock.n_made == 2
+    dry.cancel()  # nothing is under way
+    dry.after_fetch()
+    assert dry.take() == (0, 0)
+
+
+def test_no_more_events_are_made_than_of_so_many_steps(dry: DryProbe, clock: Clock) -> None:
+    clock.done = False
+    for _ in range(3 * MAX_OPEN):
+        dry.before_fetch()
+        dry.after_fetch()
+    assert clock.n_made == 2 * MAX_OPEN
+    clock.done = True
+    assert dry.take() == (MAX_OPEN, MAX_OPEN * 2_000_000)
+    for _ in range(MAX_OPEN):
+        dry.before_fetch()
+        dry.after_fetch()
+    assert dry.take() == (MAX_OPEN, MAX_OPEN * 2_000_000)
+    assert clock.n_made == 2 * MAX_OPEN

@@ -10,6 +10,7 @@ from typing import Final, TypeVar
 
 from loaderdoctor import format as fmt
 from loaderdoctor.alerts.alert import Alert
+from loaderdoctor.alerts.counted import Counted
 from loaderdoctor.alerts.watcher import RankWatcher
 from loaderdoctor.alerts.watches import Growth, GrowthWatch
 from loaderdoctor.instrument.wire.beats import Surroundings
@@ -34,6 +35,7 @@ class _Rank:
     waits_ms: deque[float] = field(default_factory=lambda: deque(maxlen=BEHIND_BEATS))
     step_ms: float = 0.0
     pids: tuple[int, ...] = ()
+    counted: Counted = field(default_factory=Counted)
 
 
 class Job:
@@ -64,6 +66,12 @@ class Job:
         first = min(self._ranks, default=None)
         return self._ranks[first].last_step_ns if first is not None else ()
 
+    @property
+    def counted(self) -> Counted:
+        """Of the lowest rank."""
+        first = min(self._ranks, default=None)
+        return self._ranks[first].counted if first is not None else Counted()
+
     def beat(self, rank: int, beat: Beat) -> list[Alert]:
         """What a rank says; what is to be told by now."""
         one = self._ranks.get(rank)
@@ -71,6 +79,7 @@ class Job:
             one = self._ranks[rank] = _Rank(RankWatcher(), History(self._began_s))
         account = one.history.beat(beat)
         one.last_step_ns = (*one.last_step_ns, *beat.last_step_ns)[-256:]
+        one.counted = one.counted.after(beat)
         one.pids = beat.workers.pids if beat.workers is not None else ()
         told = one.watcher.beat(beat, account.input_share)
         # Ranks are in step: what changes for all is told of the lowest.

@@ -27,6 +27,7 @@ import msgspec
 
 from loaderdoctor import format as fmt
 from loaderdoctor.alerts.alert import Alert
+from loaderdoctor.alerts.counted import Counted
 from loaderdoctor.alerts.job import Job
 from loaderdoctor.commands.run.run_files import (
     RECORDED,
@@ -177,7 +178,7 @@ class _Listening:
         self._alerts: list[Alert] = []
         self._look: Surroundings | None = None
         self._due_look_s = self._due_state_s = self._due_minute_s = self._due_metrics_s = 0.0
-        self._minute: Run | None = None  # as it was then
+        self._minute: tuple[Run, Counted] | None = None  # as they were then
 
     def to_end(self) -> int:
         """Hear, look, tell and write until it is over; the command's exit code."""
@@ -220,7 +221,7 @@ class _Listening:
             self._due_metrics_s = now_s + METRICS_S
             row = self._row()
             if row is not None:
-                self._files.metrics(openmetrics(row, self._look))
+                self._files.metrics(openmetrics(row, self._look, self._job.counted))
         if now_s >= self._due_state_s:
             self._due_state_s = now_s + STATE_S
             row = self._row()
@@ -268,8 +269,9 @@ class _Listening:
         self._files.loops(Recorded(label=options.label, began_s=options.began_s, loops=loops))
 
     def _write_minute(self, row: Run) -> None:
-        before, self._minute = self._minute, row
-        old = before.time if before is not None else None
+        counted = self._job.counted
+        before, self._minute = self._minute, (row, counted)
+        old = before[0].time if before is not None else None
         n = row.time.n_steps - (old.n_steps if old is not None else 0)
         took_s = row.time.recorded_s - (old.recorded_s if old is not None else 0.0)
         if n <= 0 or took_s <= 0.0:
@@ -285,6 +287,7 @@ class _Listening:
             "step": row.n_steps,
             "step_ms": 1e3 * took_s / n,
             "shares": shares,
+            **asdict(counted.since(before[1] if before is not None else Counted())),
             "around": self._look,
         }
         self._files.event(line)

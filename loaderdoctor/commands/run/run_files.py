@@ -25,6 +25,7 @@ from typing import Any, Final
 import msgspec
 
 from loaderdoctor.alerts.alert import Alert
+from loaderdoctor.alerts.counted import Counted
 from loaderdoctor.alerts.job import Account, History, Job
 from loaderdoctor.instrument.wire.beats import Surroundings, TuningRecord
 from loaderdoctor.instrument.wire.log_bins import LogBins
@@ -184,7 +185,7 @@ def _quantiles_ms(bins: LogBins) -> tuple[float, ...] | None:
     return tuple(known) if len(known) == len(QUANTILES) else None
 
 
-def openmetrics(run: Run, look: Surroundings | None) -> str:
+def openmetrics(run: Run, look: Surroundings | None, counted: Counted) -> str:
     """All figures that are known; those that are not are left out."""
     lines: list[str] = []
 
@@ -223,7 +224,23 @@ def openmetrics(run: Run, look: Surroundings | None) -> str:
                 for q, ms in zip(QUANTILES, quantiles or (), strict=False)
             },
         )
+    metric(
+        "page_faults",
+        "counter",
+        "Page faults of the training process; major ones read from disk.",
+        {'{kind="minor"}': counted.minor_faults, '{kind="major"}': counted.major_faults},
+    )
+    text = "Batches in the loader's queues at the last look."
+    metric("ready_batches", "gauge", text, {"": counted.ready_batches})
+    text = "Batches that its workers were asked for, those that are ready included."
+    metric("asked_batches", "gauge", text, {"": counted.asked_batches})
     if look is not None:
+        metric(
+            "received_bytes_per_second",
+            "gauge",
+            "By the machine's network interfaces, but loopback.",
+            {"": look.received_bytes_per_s},
+        )
         metric("run_bytes", "gauge", "Memory of the run.", {"": look.run_bytes})
         metric("available_bytes", "gauge", "Memory left.", {"": look.available_bytes})
         metric("shm_free_bytes", "gauge", "Left in /dev/shm.", {"": look.shm_free_bytes})

@@ -1,4 +1,4 @@
-"""What is counted beside the steps: garbage collections, and the sums of workers.
+"""What is counted beside the steps: collections, batches that stand ready, workers' sums.
 
 Each worker keeps its sums in a file. What batches cost is known by the settings that made them: a
 trial's workers may crowd each other, the best's need not.
@@ -14,7 +14,7 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, Final
 
-from loaderdoctor.instrument.wire.beats import Collections, WorkersBeat
+from loaderdoctor.instrument.wire.beats import Collections, QueueFill, WorkersBeat
 from loaderdoctor.instrument.wire.record_file import WorkerSums, read_sums
 from loaderdoctor.settings import Settings
 from loaderdoctor.tuning.candidates import BatchCost
@@ -67,6 +67,24 @@ class CollectionTimes:
             self._longest_ns = took
         if took >= NOTED_NS and len(self._noted) < MAX_NOTED:
             self._noted.append((began, now))
+
+
+def queue_fill(iterator: Any) -> QueueFill | None:
+    """A look at a multi-process iterator's queues, at a step boundary; None: not one.
+
+    Leans on torch's own attributes: where they are missing, nothing is told.
+    """
+    try:
+        asked = int(iterator._tasks_outstanding)
+        # Those that came before their turn wait in `_task_info`, which has two entries then.
+        ready = sum(1 for info in iterator._task_info.values() if len(info) == 2)
+        queue = iterator._data_queue
+        ready += int(queue.qsize())
+        if queue is not iterator._worker_result_queue:  # pinned; others wait for that
+            ready += int(iterator._worker_result_queue.qsize())
+    except (AttributeError, NotImplementedError, TypeError, OSError):
+        return None
+    return QueueFill(n_ready=min(ready, asked), n_asked=asked)
 
 
 class WorkersReader:

@@ -8,6 +8,7 @@ is waited for, and once nobody listens any more the hooks are taken out.
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable
 from time import perf_counter_ns
@@ -18,6 +19,7 @@ import numpy as np
 from loaderdoctor.instrument.recording.process_counts import (
     CollectionTimes,
     WorkersReader,
+    queue_fill,
 )
 from loaderdoctor.instrument.recording.stretch import (
     N_LAST,
@@ -35,7 +37,7 @@ from loaderdoctor.instrument.session.session import (
     ScriptOverError,
     Session,
 )
-from loaderdoctor.instrument.wire.beats import Dry, TuningRecord
+from loaderdoctor.instrument.wire.beats import Dry, QueueFill, TuningRecord
 from loaderdoctor.instrument.wire.protocol import Beat, WindowRequest
 from loaderdoctor.units import NS_PER_S
 
@@ -119,6 +121,7 @@ class Recorder:
         self._hear_at = self._sample_at = 1
         self._sent_ns = 0
         self._clocks = (0, 0)  # CPU time at the last beat: process, thread
+        self._faults: tuple[int, int] | None = None
         self._typical_ns = 0.0
         self._blocks = Blocks(MIN_BLOCK)
 
@@ -202,6 +205,7 @@ class Recorder:
         """What the next beat tells begins now."""
         self._sent_ns, self._marks.due_ns = now, now + BEAT_NS
         self._clocks = (time.process_time_ns(), time.thread_time_ns())
+        self._faults = _faults()
 
     def _counter(self, window: OpenWindow) -> Callable[[int], bool]:
         """Counts a step at its boundary; False: the driver is to sum up."""
@@ -275,6 +279,8 @@ class Recorder:
         collections, noted = self._collections.take()
         in_steps, in_waits = step_bins(steps)
         cpu_ns, thread_ns = time.process_time_ns(), time.thread_time_ns()
+        faults = _faults()
+        minor, major = _more(self._faults, faults)
         beat = Beat(
             start_ns=self._sent_ns,
             end_ns=now,
@@ -289,13 +295,16 @@ class Recorder:
             last_step_ns=tuple(plain[-N_LAST:].tolist()),
             collections=collections,
             workers=self._workers.take(),
+            queue=self._queue(),
             dry=self._on_device(),
             main_cpu_ns=cpu_ns - self._clocks[0],
             thread_cpu_ns=thread_ns - self._clocks[1],
+            minor_faults=minor,
+            major_faults=major,
             wall=session.wall.record(session.n_steps),
             tuning=tuner.news() if tuner is not None else None,
         )
-        self._clocks = (cpu_ns, thread_ns)
+        self._clocks, self._faults = (cpu_ns, thread_ns), faults
         self._sent_ns, self._marks.due_ns = now, now + BEAT_NS
         return beat
 
@@ -318,7 +327,32 @@ class Recorder:
         (n_sampled, dry_ns), (n_copied, copy_ns) = self._dry.take(), self._copies.take()
         return Dry(n_sampled=n_sampled, dry_ns=dry_ns, n_copied=n_copied, copy_ns=copy_ns)
 
+    def _queue(self) -> QueueFill | None:
+        definition = self._session.definition
+        assert definition is not None
+        feed = definition.clock.feed() if definition.clock.feed is not None else None
+        iterator = feed.iterator() if feed is not None else None
+        return queue_fill(iterator) if iterator is not None else None
+
 
 def sample_every(step_ns: float) -> int:
     """Of how many steps that long one is sampled."""
     return next((n for n in SAMPLE_EVERY if n * step_ns >= SAMPLE_NS), SAMPLE_EVERY[-1])
+
+
+def _faults() -> tuple[int, int] | None:
+    """Minor and major page faults of this process so far; None where the system tells none."""
+    if sys.platform == "win32":
+        return None
+    import resource  # not on Windows
+
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_minflt, usage.ru_majflt
+
+
+def _more(
+    before: tuple[int, int] | None, now: tuple[int, int] | None
+) -> tuple[int | None, int | None]:
+    if before is None or now is None:
+        return None, None
+    return now[0] - before[0], now[1] - before[1]

@@ -89,6 +89,7 @@ class LookAround:
             io_pressure=_share(rate("psi-io")),
             memory_pressure=_share(rate("psi-memory")),
             read_bytes_per_s=rate("read"),
+            received_bytes_per_s=rate("received"),
             workers_bytes=n_workers_bytes,
             run_bytes=n_run_bytes,
             workers_grown_bytes=private[0] if private is not None else None,
@@ -126,6 +127,9 @@ class LookAround:
             us = stalled_us(name, self._root)
             if us is not None:
                 found[f"psi-{name}"] = us / 1e6
+        received = _received()
+        if received is not None:
+            found["received"] = float(received)
         return found
 
     def _forget_old(self, processes: Sequence[psutil.Process]) -> None:
@@ -184,6 +188,14 @@ class LookAround:
 
 def _share(rate: float | None) -> float | None:
     return None if rate is None else min(1.0, rate)
+
+
+def _received() -> int | None:
+    try:
+        counters = psutil.net_io_counters(pernic=True)
+    except (OSError, RuntimeError):
+        return None
+    return sum(c.bytes_recv for name, c in counters.items() if name != "lo") if counters else None
 
 
 def stalled_us(what: Pressure, root: Path = ROOT) -> int | None:

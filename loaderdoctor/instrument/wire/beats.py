@@ -84,6 +84,13 @@ class Dry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     copy_ns: int = 0
 
 
+class QueueFill(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Batches that stood ready at the beat, of all that workers were asked for."""
+
+    n_ready: int = 0
+    n_asked: int = 0
+
+
 class GpuLook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One GPU of those that the run uses, as NVML tells it."""
 
@@ -109,6 +116,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     io_pressure: float | None = None
     memory_pressure: float | None = None
     read_bytes_per_s: float | None = None  # from block devices, by the run's processes
+    received_bytes_per_s: float | None = None  # by the machine's network interfaces, but loopback
     workers_bytes: int | None = None  # PSS of the processes below the training ones
     run_bytes: int | None = None  # of all of the run
     # Without files and shared memory, known at every look: what workers have grown by since they

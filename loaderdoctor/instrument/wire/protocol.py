@@ -31,6 +31,7 @@ from loaderdoctor.instrument.wire.beats import (
     Block,
     Collections,
     Dry,
+    QueueFill,
     Stall,
     Sums,
     TuningRecord,
@@ -318,9 +319,12 @@ class Beat(Message, frozen=True, kw_only=True, omit_defaults=True):
     last_step_ns: tuple[int, ...] = ()  # the last of them, in order
     collections: Collections = Collections()
     workers: WorkersBeat | None = None  # None: not recorded
+    queue: QueueFill | None = None  # None: no workers
     dry: Dry | None = None
     main_cpu_ns: int | None = None  # of the training process
     thread_cpu_ns: int | None = None  # of the training thread
+    minor_faults: int | None = None  # page faults of the training process; major: read from disk
+    major_faults: int | None = None
     wall: WallRecord | None = None  # of the whole run so far
     tuning: TuningRecord | None = None  # None: not tuned, or nothing new
 

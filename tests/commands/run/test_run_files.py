@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from loaderdoctor.alerts.counted import Counted
 from loaderdoctor.commands.run import run_files
-from loaderdoctor.commands.run.run_files import EVENTS, OLDER, RunFiles
+from loaderdoctor.commands.run.run_files import EVENTS, OLDER, RunFiles, openmetrics
+from loaderdoctor.instrument.wire.beats import Surroundings
+from loaderdoctor.report.run_model import Run, RunTime
 
 
 def lines(path: Path) -> list[int]:
@@ -41,3 +44,25 @@ def test_a_folder_that_is_gone_is_said_once_and_costs_nothing_else(
     for n in range(3):
         files.event({"n": n})
     assert capsys.readouterr().err.count("what it would hold is lost") == 1
+
+
+def test_faults_queues_and_the_network_are_in_the_metrics_file_with_their_units() -> None:
+    seconds = [f for f in RunTime.__struct_fields__ if f.endswith("_s")]
+    run = Run(
+        took_s=1.0,
+        before_s=0.0,
+        time=RunTime(n_steps=7, **dict.fromkeys(seconds, 0.0)),
+        n_steps=7,
+        step_ms_quantiles=None,
+        wait_ms_quantiles=None,
+    )
+    look = Surroundings(at_s=1.0, end_ns=1, took_s=1.0, received_bytes_per_s=2.5e6)
+    counted = Counted(minor_faults=350, major_faults=2, ready_batches=3, asked_batches=4)
+    lines = openmetrics(run, look, counted).splitlines()
+    assert 'loaderdoctor_page_faults_total{kind="minor"} 350' in lines
+    assert 'loaderdoctor_page_faults_total{kind="major"} 2' in lines
+    assert "loaderdoctor_ready_batches 3" in lines
+    assert "loaderdoctor_asked_batches 4" in lines
+    assert "loaderdoctor_received_bytes_per_second 2500000" in lines
+    untold = openmetrics(run, None, Counted())
+    assert not any(name in untold for name in ("page_faults", "_batches", "received"))

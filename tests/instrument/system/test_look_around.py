@@ -7,7 +7,9 @@ import os
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from loaderdoctor.instrument.system import look_around
@@ -30,6 +32,27 @@ def worker(asked: Connection, inherited: bytearray) -> None:
             for at in range(0, len(inherited), 4096):
                 inherited[at] = 1
         asked.send(None)
+
+
+def test_bytes_received_are_those_of_every_interface_but_loopback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    received = {"lo": 0, "eth0": 1_000, "ib0": 0}
+
+    def counters(*, pernic: bool) -> dict[str, SimpleNamespace]:
+        assert pernic
+        return {name: SimpleNamespace(bytes_recv=n) for name, n in received.items()}
+
+    monkeypatch.setattr(psutil, "net_io_counters", counters)
+    look = LookAround(os.getpid())
+    look.look()
+    received.update(lo=10**12, eth0=3_000, ib0=4_000)
+    told = look.look()
+    assert told is not None and told.received_bytes_per_s is not None
+    assert told.received_bytes_per_s * told.took_s == pytest.approx(6_000)
+    received.clear()
+    untold = look.look()
+    assert untold is not None and untold.received_bytes_per_s is None
 
 
 def test_walking_pages_is_told_apart_from_what_the_rest_of_a_look_takes(

@@ -6,6 +6,7 @@ unchanged ones. That, and a hash of every file as it ran, is all that is needed 
 
 from __future__ import annotations
 
+import ast
 import difflib
 import io
 import re
@@ -197,7 +198,7 @@ def _check_syntax(path: Path, text: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what the script's own lines deserve
         try:
-            compile(text, str(path), "exec", dont_inherit=True)
+            ast.parse(text, str(path))
         except (SyntaxError, ValueError) as error:
             raise UsageError(
                 f"{path.name}: not Python any more with these changes together ({error}): apply "

@@ -124,7 +124,7 @@ class Loop:
             session.at_fresh_feed, session.at_edge = feed.fresh, feed.at_edge()
             self._replay.fetched()
             self.boundary(start)
-            start = session.wall.goes_on(start)
+            start = session.wall.began_ns
         window = session.window  # not before: the boundary may have closed the one before
         if definition is not None:
             trains = loader.role == "train" and not (
@@ -258,7 +258,6 @@ class Loop:
             session.at_fresh_feed = False
             now = perf_counter_ns()
             self.boundary(now)
-            session.wall.goes_on(now)
 
     def saved(self, start: int) -> None:
         """The script saved something (`torch.save`), from `start` until now."""
@@ -298,6 +297,7 @@ class Loop:
             self._leave_backward(session.definition)
         count = session.window.count
         if count is not None and count(now):
+            session.wall.began_ns = perf_counter_ns()
             return
         driver = session.driver
         session.stopped_ns = now
@@ -315,6 +315,7 @@ class Loop:
         except Exception:  # ours: the user's run must not fail for it
             session.note("internal-error", traceback.format_exc())
             session.detach()
+        session.wall.goes_on(now)
 
     def _look_for_step(self, now: int) -> Definition | None:
         session = self._session

@@ -140,14 +140,10 @@ class WallAccount:
         """Training on the step's loader goes on from here."""
         self._run_began_ns, self._run_first_step, self._run_outside_ns = now, n_steps, 0
 
-    def goes_on(self, boundary_ns: int) -> int:
-        """The loop goes on after that boundary, at which it may have stood; from when, is returned.
-
-        What it stood there is no part of what was trained.
-        """
-        self.began_ns = now = perf_counter_ns()
-        self._run_outside_ns += now - boundary_ns
-        return now
+    def goes_on(self, boundary_ns: int) -> None:
+        """The loop goes on after a boundary at which it stood: that is no part of its training."""
+        self.began_ns = perf_counter_ns()
+        self._run_outside_ns += self.began_ns - boundary_ns
 
     def opened(self, site: str, start: int, now: int, *, n_steps: int) -> None:
         """The loop made an iterator of a loader that does not feed the step, from `start` on."""

@@ -6,7 +6,6 @@ unchanged ones. That, and a hash of every file as it ran, is all that is needed 
 
 from __future__ import annotations
 
-import ast
 import difflib
 import io
 import re
@@ -198,7 +197,8 @@ def _check_syntax(path: Path, text: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what the script's own lines deserve
         try:
-            ast.parse(text, str(path))
+            # Not only parsed: a `from __future__` that is no longer first is known here alone.
+            compile(text, str(path), "exec", dont_inherit=True)
         except (SyntaxError, ValueError) as error:
             raise UsageError(
                 f"{path.name}: not Python any more with these changes together ({error}): apply "

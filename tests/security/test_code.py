@@ -23,6 +23,7 @@ ALLOWED = {
     ("instrument/dataset/safety.py", "pickle"): "pickles the user's objects to nowhere",
     ("advice/writing.py", "compile"): "whether advice compiles in the script; it is not run",
     ("advice/patch.py", "compile"): "the same",
+    ("proving/edits.py", "compile"): "the same, of changes together",
     ("instrument/batches/batch_tree.py", "pickle"): "of plain values of a batch, for their hash",
     ("instrument/dataset/draws.py", "pickle"): "of a generator's state, to see whether it changed",
     (

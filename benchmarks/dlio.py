@@ -20,14 +20,15 @@ The workloads are those that DLIO ships (MLPerf Storage's), with its PyTorch loa
 and steps scaled down to fit (`dlio_workloads.py`). With --cpus-each each has CPUs of its own, K or
 one more than it has workers if that is less, and as many run at once as there is room for, the
 longest first; a row is printed, and written, when it is done. --tables prints stored rows.
---dlio is an unpacked `dlio-benchmark` where it is not installed. Its profiler imports TensorFlow
-even where PyTorch runs: where there is none, an empty module stands in.
+--dlio is an unpacked `dlio-benchmark` where it is not installed. What it imports and a single
+process with PyTorch does not need is stood in for where it does not import (`standins/`):
+TensorFlow, the tracer, an MPI library. The wheels of dlio-benchmark 2.0.0, hydra-core, omegaconf
+and antlr4-python3-runtime 4.9.3 without their dependencies are enough, beside h5py and pandas.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import shutil
@@ -47,6 +48,12 @@ from claimed import POINTS, bound_share, claimed_input, verdict_wrong
 from dlio_workloads import WORKLOADS, Workload
 
 MODULE = "dlio_benchmark.main"
+STANDINS = Path(__file__).with_name("standins")
+NEEDED = {
+    "tensorflow": "import tensorflow",
+    "dftracer": "from dftracer.logger import dft_fn",
+    "mpi4py": "from mpi4py import MPI",
+}
 DECIDES = 0.15  # beyond so much noise of both a row that agrees says nothing
 WARM_EPOCHS = 1  # start of workers, first reads
 MIN_EPOCHS, MAX_EPOCHS = 4, 12
@@ -59,6 +66,11 @@ HEAD = (
 )
 
 
+def imports(statement: str) -> bool:
+    """Whether it does so here: in a process of its own, since it may load libraries."""
+    return not subprocess.run([sys.executable, "-c", statement], capture_output=True).returncode
+
+
 class Dlio:
     """DLIO as it is found: how to call it for a workload whose files lie in `data`."""
 
@@ -67,10 +79,7 @@ class Dlio:
         paths = [str(Path(__file__).parents[1])]
         if source is not None:
             paths.append(str(source.resolve()))
-        if importlib.util.find_spec("tensorflow") is None:
-            (work / "standin").mkdir()
-            (work / "standin" / "tensorflow.py").write_text("")
-            paths.append(str(work / "standin"))
+        paths += [str(STANDINS / name) for name in NEEDED if not imports(NEEDED[name])]
         paths.append(os.environ.get("PYTHONPATH", ""))
         self.env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 

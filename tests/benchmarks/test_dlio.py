@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -43,11 +45,40 @@ def test_every_workload_has_steps_and_asks_for_the_pytorch_loader() -> None:
         assert asked["workflow.checkpoint"] is False
 
 
-def test_where_no_tensorflow_is_an_empty_module_stands_in(tmp_path: Path) -> None:
-    found = dlio.Dlio(None, tmp_path, tmp_path)
-    stands_in = (tmp_path / "standin").exists()
-    assert stands_in == (importlib.util.find_spec("tensorflow") is None)
-    assert (str(tmp_path / "standin") in found.env["PYTHONPATH"]) == stands_in
+def test_what_one_process_does_not_need_is_stood_in_for_where_it_does_not_import(
+    tmp_path: Path,
+) -> None:
+    found = dlio.Dlio(None, tmp_path, tmp_path).env
+    for name, statement in dlio.NEEDED.items():
+        assert (str(dlio.STANDINS / name) in found["PYTHONPATH"]) != dlio.imports(statement)
+    stood_in = found | {"PYTHONPATH": os.pathsep.join(str(dlio.STANDINS / n) for n in dlio.NEEDED)}
+    done = subprocess.run(
+        [sys.executable, "-c", USED], cwd=tmp_path, env=stood_in, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "written").read_bytes() == bytes([0, 0, 0, 1, 2])
+
+
+# As DLIO uses its tracer and MPI: see config.py, torch_data_loader.py, indexed_binary_generator.py.
+USED = """
+import numpy, tensorflow, mpi4py
+from mpi4py import MPI
+from dftracer.logger import dftracer, dft_fn, DFTRACER_ENABLE
+dlp = dft_fn("reader")
+@dlp.log_init
+def made(x): return x
+@dlp.log
+def read(x): return x
+with dft_fn("loader", step=1):
+    dlp.update(step=1)
+assert [made(read(i)) for i in dlp.iter(range(3))] == [0, 1, 2] and not DFTRACER_ENABLE
+world = MPI.COMM_WORLD
+world.barrier()
+assert (world.rank, world.size, world.Split_type(MPI.COMM_TYPE_SHARED).size) == (0, 1, 1)
+file = MPI.File.Open(world, "written", MPI.MODE_WRONLY | MPI.MODE_CREATE)
+file.Write_at_all(3, numpy.array([1, 2], numpy.uint8))
+file.Close()
+"""
 
 
 def test_a_row_tells_what_failed() -> None:

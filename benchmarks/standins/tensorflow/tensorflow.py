@@ -1,0 +1,1 @@
+"""Stands for TensorFlow, which DLIO's profiler imports even where PyTorch runs."""

@@ -6,6 +6,7 @@ report that calls a loop healthy without having compared anything is wrong where
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +46,14 @@ def claimed_input(report: dict[str, Any]) -> Claim | None:
     wall_ms: float = report["step"]["wall_ms"]
     low, high = (min(1.0, max(0.0, ms / wall_ms)) for ms in bounds)
     return Claim(share=share, low=min(low, share), high=max(high, share))
+
+
+def together(*noises: float) -> float:
+    """The noise of a difference of figures that were measured apart: their errors are independent.
+
+    Each is twice a standard error, or as far as a 95 % interval reaches.
+    """
+    return math.hypot(*noises)
 
 
 def bound_share(report: dict[str, Any]) -> float | None:

@@ -13,7 +13,8 @@ agrees where one less our input share is within 5 points of AU, or within the no
 it stands whether our input share agrees so with DLIO's own waiting. The noise is how far the
 interval that the report claims for its input share reaches towards DLIO's figure, and of DLIO's
 two runs half of what they differ by, or twice the standard error by their epochs where that is
-more. Where both together are above 15 points a row decides nothing and is not counted as within.
+more: the root of the sum of squares. Where that is above 15 points a row decides nothing and is
+not counted as within.
 However wide our interval is, a verdict that DLIO's figure does not allow by its own noise is wrong.
 
 The workloads are those that DLIO ships (MLPerf Storage's), with its PyTorch loader, and with files
@@ -44,7 +45,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from claimed import POINTS, bound_share, claimed_input, verdict_wrong
+from claimed import POINTS, bound_share, claimed_input, together, verdict_wrong
 from dlio_workloads import WORKLOADS, Workload
 
 MODULE = "dlio_benchmark.main"
@@ -201,9 +202,10 @@ def row_of(
     if ours is None:
         return row
     said_of_it = report["verdict"] | {"bound_share": bound_share(report), "claim": row["input"]}
-    noise = ours.reaches(1 - whole) + whole_noise
-    waiting_noise = ours.reaches(waited) + waited_noise
+    noise = together(ours.reaches(1 - whole), whole_noise)
+    waiting_noise = together(ours.reaches(waited), waited_noise)
     return row | {
+        "own_noise": whole_noise,
         "noise": noise,
         "waiting_noise": waiting_noise,
         "agrees": abs(ours.share - (1 - whole)) <= max(POINTS, noise)

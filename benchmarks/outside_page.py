@@ -21,8 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import dlio
-import public_scripts
+import public_table
 from claimed import Claim
+from public_cases import CASES
+from public_truth import Timing, share_of
 
 PAGE = Path(__file__).parents[1] / "docs" / "outside.md"
 PUBLIC, DLIO = "public-cpu", "dlio"
@@ -73,18 +75,19 @@ def shares_of(row: dict[str, Any]) -> list[float]:
         runs = row["runs"]
         if len(runs["plain"]) != len(runs["ready"]):  # which belongs to which is not known
             return [row["truth"]["share"]]
-        pairs = list(zip(runs["plain"], runs["ready"], strict=True))
-    return [1 - ready["step_ms"] / plain["step_ms"] for plain, ready in pairs]
+        halves = zip(runs["plain"], runs["ready"], strict=True)
+        return [1 - ready["step_ms"] / plain["step_ms"] for plain, ready in halves]
+    return [share_of(Timing(**plain), Timing(**ready)) for plain, ready in pairs]
 
 
 def miss_of_public(row: dict[str, Any]) -> str | None:
     """What a row that is wrong or decides nothing rests on; None: it is right."""
     said, truth = row.get("said") or {}, row.get("truth") or {}
-    undecided = public_scripts.undecided(row)
+    undecided = public_table.undecided(row)
     if not row["why"] and undecided is None:
         return None
     told = "; ".join(row["why"]) or str(undecided)
-    if not public_scripts.judged(row):
+    if not public_table.judged(row):
         return f"{told.rstrip('.')}."
     claim = Claim(**said["claim"]) if said.get("claim") else None
     runs = " and ".join(points(share) for share in shares_of(row))
@@ -115,7 +118,7 @@ def miss_of_dlio(row: dict[str, Any]) -> str | None:
     reach = claim.reaches(1 - row["au_whole"])
     of_waiting = claim.reaches(row["waited"])
     open_parts = larger(
-        [("of DLIO's own", row["noise"] - reach), ("of our interval", max(reach, of_waiting))]
+        [("of DLIO's own", row["own_noise"]), ("of our interval", max(reach, of_waiting))]
     )
     differs = 100 * (1 - claim.share - row["au_whole"])
     of_load = 100 * (row["waited"] - claim.share)
@@ -164,11 +167,11 @@ def main() -> int:
     where = args.where + (f" Revision {args.revision}." if args.revision else "")
     page = args.page.read_text()
     if args.public:
-        rows = [public_scripts.judged_anew(row) for row in rows_in(args.public)]
-        order = [case.name for case in public_scripts.CASES]
+        rows = [public_table.judged_anew(row) for row in rows_in(args.public)]
+        order = [case.name for case in CASES]
         rows.sort(key=lambda row: order.index(row["name"]))
         lines = {row["name"]: miss_of_public(row) for row in rows}
-        table = printed(public_scripts.print_tables, rows)
+        table = printed(public_table.print_tables, rows)
         page = filled(page, PUBLIC, section(where, table, lines, notes))
     if args.dlio:
         rows = dlio.in_order(rows_in(args.dlio))

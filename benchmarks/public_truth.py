@@ -1,7 +1,7 @@
 """What waiting for batches truly costs a script: it runs as it is, and with ready batches.
 
-One process of its own does both, ready batches between two halves of the script as it is, with
-`stopwatch/` on its path and nothing of loaderdoctor.
+One process of its own does both in turns, ready batches between stretches of the script as it is,
+with `stopwatch/` on its path and nothing of loaderdoctor.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ LEAST_STEPS = 6
 # 125. Such a loop waits this part of its steps at the end, and a first time for so much of one.
 STARVED, DRY = 0.05, 0.1
 N_BLOCKS = 4
+MIN_CYCLES = 3  # fewer tell little of their own noise
 RUNNING: set[subprocess.Popen[bytes]] = set()
 START_LIMIT_S = 240.0  # to the last state: imports and data on a busy machine
 
@@ -42,6 +43,8 @@ class Timing:
     Steps are those of iterators during which an optimizer stepped, and begin with the call of
     `iter` in every epoch but the first. `blocks_ms` are the means of the run's quarters. Where the
     queue filled before was not seen to run dry, a step may take up to `most_ms` in the long run.
+    `phases_ms`: with ready batches the mean of each stretch of them; as it is those of what came
+    before and behind each: two for one there.
     """
 
     step_ms: float
@@ -50,6 +53,7 @@ class Timing:
     n_steps: int
     n_epochs: int
     most_ms: float
+    phases_ms: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,22 +86,42 @@ class InputTruth:
 def truth_of(runs: Sequence[tuple[Timing, Timing]]) -> InputTruth:
     """Of each run its steps as it is and with ready batches.
 
-    The noise is twice the standard error of the share: by how the runs' shares differ, or by how
-    the quarters of each run do, if that is more. A run is compared with itself: what makes one
-    process slower than another makes it so with ready batches too.
+    The noise is twice the standard error of the share: by how the runs' shares differ, or by what
+    shows within each run, if that is more. A run is compared with itself: what makes one process
+    slower than another makes it so with ready batches too.
     """
-    shares = [1.0 - ready.step_ms / plain.step_ms for plain, ready in runs]
-    within = [
-        sum(_error_ms(one.blocks_ms) ** 2 for one in pair) / pair[0].step_ms ** 2 for pair in runs
-    ]
+    shares = [share_of(*run) for run in runs]
     between = statistics.stdev(shares) / len(shares) ** 0.5 if len(shares) > 1 else 0.0
     step_ms = statistics.mean(plain.step_ms for plain, _ in runs)
     return InputTruth(
         step_ms=step_ms,
         ready_ms=step_ms * (1.0 - statistics.mean(shares)),
         wait_ms=statistics.mean(plain.wait_ms for plain, _ in runs),
-        noise=2 * max(sum(within) ** 0.5 / len(runs), between),
+        noise=2 * max(sum(_error(*run) ** 2 for run in runs) ** 0.5 / len(runs), between),
     )
+
+
+def share_of(plain: Timing, ready: Timing) -> float:
+    """What ready batches save of a step, each stretch of them beside what is next to it."""
+    each = _each_stretch(plain, ready)
+    return statistics.mean(each) if each else 1.0 - ready.step_ms / plain.step_ms
+
+
+def _error(plain: Timing, ready: Timing) -> float:
+    """Of one run's share: by its stretches; of fewer than three by the quarters of both."""
+    each = _each_stretch(plain, ready)
+    if len(each) >= MIN_CYCLES:
+        return _error_ms(each)
+    return math.hypot(*(_error_ms(one.blocks_ms) for one in (plain, ready))) / plain.step_ms
+
+
+def _each_stretch(plain: Timing, ready: Timing) -> list[float]:
+    """Empty where some are missing, as in rows stored before there were several."""
+    if len(plain.phases_ms) != 2 * len(ready.phases_ms):
+        return []
+    before, behind = plain.phases_ms[::2], plain.phases_ms[1::2]
+    each = zip(ready.phases_ms, before, behind, strict=True)
+    return [1.0 - 2.0 * one / (a + b) for one, a, b in each]
 
 
 def _error_ms(blocks: Sequence[float]) -> float:
@@ -112,19 +136,22 @@ def timed_run(
     folder: Path,
     seconds: float,
     ready: bool,
+    n_cycles: int = 1,
     start_limit_s: float = START_LIMIT_S,
 ) -> tuple[Timing | None, Timing | None, Ended]:
-    """Run `command` as it is for half of `seconds`, then with ready batches, then as it is again.
+    """Run `command` as it is, then with ready batches, then as it is again: `n_cycles` times.
 
-    Ready batches have all of `seconds`. Without `ready` it runs as it is for so long. None
-    where a loop was not seen in that state. Where no step is seen, it ends after `start_limit_s`.
+    Both have `seconds` in all: the first and the last stretch are half as long as the others.
+    Without `ready` it runs as it is for so long. None where a loop was not seen in that state.
+    Where no step is seen, it ends after `start_limit_s`.
     """
     folder.mkdir(parents=True)
     path = os.pathsep.join(filter(None, [str(STOPWATCH), env.get("PYTHONPATH")]))
     env = {**env, "PYTHONPATH": path, "STOPWATCH": str(folder), "PYTHONUNBUFFERED": "1"}
+    last_s = seconds / (2 * n_cycles) if ready else seconds
     if ready:
-        env["STOPWATCH_READY"] = str(seconds / 2)
-    last, last_s = (AGAIN, seconds / 2) if ready else (PLAIN, seconds)
+        env |= {"STOPWATCH_READY": str(last_s), "STOPWATCH_CYCLES": str(n_cycles)}
+    last = (AGAIN if ready else PLAIN, n_cycles - 1)
     began = time.monotonic()
     first: float | None = None
     plain = 0
@@ -135,7 +162,7 @@ def timed_run(
             now = time.monotonic()
             if not any(_replaced(file) for file in folder.glob("*.txt")):
                 plain = (folder / "output").stat().st_size
-            if first is None and timing_in(folder, last, least=1):
+            if first is None and any(_reached(file, *last) for file in folder.glob("*.txt")):
                 first = now
             if now - began > start_limit_s or (first is not None and now - first > last_s):
                 break
@@ -150,6 +177,12 @@ def _replaced(file: Path) -> bool:
     """Whether batches are kept there, or handed out again."""
     rows = (line.split() for line in file.read_text().splitlines())
     return any(row[1:2] != ["-1"] and row[5:] == ["1"] for row in rows)
+
+
+def _reached(file: Path, state: int, cycle: int) -> bool:
+    """Whether a step of it was asked for."""
+    rows = (line.split() for line in file.read_text().splitlines())
+    return any(row[1:2] != ["-1"] and row[5:] == [str(10 * cycle + state)] for row in rows)
 
 
 def started(
@@ -200,26 +233,30 @@ def pair_in(folder: Path) -> tuple[Timing | None, Timing | None]:
 
 def timing_of(text: str, state: int, *, least: int = LEAST_STEPS) -> Timing | None:
     """Of one process's lines: the steps in `state` of iterators that train, but the first few."""
-    rows: dict[int, list[tuple[int, float, float, int]]] = defaultdict(list)
+    rows: dict[int, list[tuple[tuple[int, int], float, float, int]]] = defaultdict(list)
     for line in text.splitlines()[: None if text.endswith("\n") else -1]:
         iterator, _, asked, got, n_steps, its = line.split()
-        rows[int(iterator)].append((int(its), float(asked), float(got), int(n_steps)))
+        # The first line of each has a number of batches there.
+        phase = divmod(int(its), 10) if rows[int(iterator)] else (0, int(its))
+        rows[int(iterator)].append((phase, float(asked), float(got), int(n_steps)))
     steps: list[tuple[float, float]] = []
+    phases: list[tuple[int, int]] = []  # of each: cycle, state
     n_epochs, skip, n_ahead = 0, WARM_UP, 0
     for lines in rows.values():
         if len(lines) < 3 or lines[-1][3] == lines[0][3]:
             continue
         n_epochs += 1
-        (n_prefetched, called, *_), events = lines[0], lines[1:]
+        ((_, n_prefetched), called, *_), events = lines[0], lines[1:]
         if state == PLAIN:
             n_ahead = max(n_ahead, n_prefetched)
             skip = WARM_UP + n_ahead
         for i, (one, after) in enumerate(pairwise(events)):
-            known = one[0] == after[0] and one[0] in STATES[state]
+            known = one[0] == after[0] and one[0][1] in STATES[state]
             if not known or (i == 0 and n_epochs == 1):
                 continue
             begin = called if i == 0 else one[1]
             steps.append((after[1] - begin, one[2] - begin))
+            phases.append(one[0])
     n_new = len(steps) - n_ahead
     most_ms = 1e3 * sum(step for step, _ in steps) / n_new if n_new > 0 else math.inf
     steps = steps[skip:]
@@ -229,6 +266,7 @@ def timing_of(text: str, state: int, *, least: int = LEAST_STEPS) -> Timing | No
     if dry is not None and len(steps) - dry >= least:
         steps = steps[dry:]
     all_ms = [1e3 * step for step, _ in steps]
+    phases = phases[-len(steps) :]
     edges = [len(all_ms) * i // N_BLOCKS for i in range(N_BLOCKS + 1)]
     blocks = [all_ms[a:b] for a, b in pairwise(edges) if b > a]
     return Timing(
@@ -238,7 +276,22 @@ def timing_of(text: str, state: int, *, least: int = LEAST_STEPS) -> Timing | No
         n_steps=len(steps),
         n_epochs=n_epochs,
         most_ms=most_ms if n_ahead and dry is None else statistics.mean(all_ms),
+        phases_ms=_means(all_ms, phases),
     )
+
+
+def _means(all_ms: Sequence[float], phases: Sequence[tuple[int, int]]) -> tuple[float, ...]:
+    """Of each phase in order; of one between ready batches two: its halves."""
+    of_phase: dict[tuple[int, int], list[float]] = defaultdict(list)
+    for ms, phase in zip(all_ms, phases, strict=True):
+        of_phase[phase].append(ms)
+    parts: list[Sequence[float]] = []
+    for phase in sorted(of_phase):
+        values = of_phase[phase]
+        half = len(values) // 2
+        halved = phase[1] == AGAIN and phase != max(of_phase) and half
+        parts += [values[:half], values[half:]] if halved else [values]
+    return tuple(statistics.mean(part) for part in parts)
 
 
 def _first_dry(steps: Sequence[tuple[float, float]]) -> int | None:

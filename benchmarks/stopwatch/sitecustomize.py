@@ -10,8 +10,10 @@ the script as it is. STOPWATCH_READY=S: S seconds after the first steps (three, 
 with prefetched batches), and after 8 more at least, the next few batches of each loader are kept
 (state 1), its workers end, and for 2 S seconds the kept ones are handed out in turn (state 2): the
 loop computes as it would with a loader that costs nothing. Then the script goes on as it is: its
-first steps with new workers (state 3) and all others (state 4). A machine that gets slower or
-faster all the while is so for both alike. No part of loaderdoctor is involved.
+first steps with new workers (state 3) and all others (state 4). STOPWATCH_CYCLES=N: N times, with
+2 S seconds as it is between ready batches, and 10 more in the state of each cycle behind the
+first. A machine that gets slower or faster is so for both alike. No part of loaderdoctor is
+involved.
 """
 
 from __future__ import annotations
@@ -33,13 +35,15 @@ PLAIN, KEEPING, READY, RETURNING, AGAIN = range(5)
 class Log:
     """One process's lines; a forked child does not write to its parent's file."""
 
-    def __init__(self, folder: str, ready_after_s: float | None) -> None:
+    def __init__(self, folder: str, ready_after_s: float | None, n_cycles: int = 1) -> None:
         self.folder = folder
         self.ready_after_s = ready_after_s
+        self.n_cycles = n_cycles
+        self.cycle = 0
         self.began: float | None = None
         self.phase = PLAIN
-        self.ready_since: tuple[float, int] | None = None  # seconds, steps
-        self.settled_at = 0  # steps, of the script as it is again
+        self.since: tuple[float, int] | None = None  # of the phase: seconds, steps
+        self.settled_at = 0  # steps: those before are the first of their phase
         self.n_prefetched = 0
         self.pid = 0
         self.file: TextIO | None = None
@@ -66,19 +70,29 @@ class Log:
             self.began = time.perf_counter()
 
     def phase_at(self, now: float) -> int:
-        """PLAIN, then READY while ready batches are due, then AGAIN."""
+        """PLAIN, then READY while ready batches are due, then AGAIN; the last two in turns."""
         if self.ready_after_s is None or self.began is None:
             return PLAIN
         if self.phase == PLAIN and now - self.began > self.ready_after_s:
             if self.n_steps >= FIRST_STEP + self.n_prefetched + LEAST_STEPS:
                 self.phase = READY
-        elif self.phase == READY and self.ready_since is not None:
-            since_s, n_steps = self.ready_since
-            enough = self.n_steps >= n_steps + LEAST_READY
-            if enough and now - since_s > 2 * self.ready_after_s:
-                self.phase = AGAIN
-                self.settled_at = self.n_steps + FIRST_STEP + self.n_prefetched
+        elif self.phase == READY and self._lasted(now, LEAST_READY):
+            self.phase, self.since = AGAIN, None
+            self.settled_at = self.n_steps + FIRST_STEP + self.n_prefetched
+        elif self.phase == AGAIN and self.cycle + 1 < self.n_cycles:
+            if self.since is None and self.n_steps >= self.settled_at:
+                self.since = now, self.n_steps
+            elif self._lasted(now, LEAST_STEPS):
+                self.phase, self.since = READY, None
+                self.cycle += 1
+                self.settled_at = self.n_steps + FIRST_STEP
         return self.phase
+
+    def _lasted(self, now: float, least_steps: int) -> bool:
+        if self.since is None or self.ready_after_s is None:
+            return False
+        since_s, n_steps = self.since
+        return self.n_steps >= n_steps + least_steps and now - since_s > 2 * self.ready_after_s
 
 
 class Timed:
@@ -109,32 +123,36 @@ class Timed:
 
     def __next__(self) -> Any:
         asked = time.perf_counter()
-        phase = self.log.phase_at(asked)
-        state = phase
-        if phase == READY and len(self.kept) < KEPT:
+        log = self.log
+        phase = state = log.phase_at(asked)
+        settling = log.n_steps < log.settled_at
+        if phase == READY and (settling or len(self.kept) < KEPT):
             state = KEEPING
-        elif phase == AGAIN and self.log.n_steps < self.log.settled_at:
+        elif phase == AGAIN and settling:
             state = RETURNING
+        cycle = log.cycle
         try:
-            return self._next(state)
+            return self._next(phase)
         finally:
-            self.log.add(self.me, self.number, asked, time.perf_counter(), state)
+            log.add(self.me, self.number, asked, time.perf_counter(), state + 10 * cycle)
             self.number += 1
 
-    def _next(self, state: int) -> Any:
-        if state == READY:
-            if self.log.ready_since is None:
-                self.log.ready_since = time.perf_counter(), self.log.n_steps
+    def _next(self, phase: int) -> Any:
+        full = len(self.kept) >= KEPT
+        ready = phase == READY and full
+        if ready:
+            if self.log.since is None and self.log.n_steps >= self.log.settled_at:
+                self.log.since = time.perf_counter(), self.log.n_steps
             self.inner = None  # one of an earlier phase: its workers end
-        if state in (READY, RETURNING, AGAIN):
+        if ready or phase == AGAIN:
             if self.length is not None and self.number >= self.length:
                 raise StopIteration
-            if state == READY:
+            if ready:
                 return self.kept[self.number % len(self.kept)]
         if self.inner is None:
             self.inner = self.begin(self.loader)  # in the middle of an epoch
         batch = next(self.inner)
-        if state == KEEPING:
+        if phase == READY:
             self.kept.append(batch)
             if len(self.kept) >= KEPT:
                 self.inner = None  # the workers end
@@ -145,11 +163,11 @@ def prefetched(loader: Any) -> int:
     return int(loader.num_workers * (loader.prefetch_factor or 0))
 
 
-def install(folder: str, ready_after_s: float | None) -> None:
+def install(folder: str, ready_after_s: float | None, n_cycles: int) -> None:
     from torch.optim.optimizer import register_optimizer_step_post_hook
     from torch.utils.data import DataLoader
 
-    log = Log(folder, ready_after_s)
+    log = Log(folder, ready_after_s, n_cycles)
     atexit.register(log.flush)
     register_optimizer_step_post_hook(log.stepped)
     begin = DataLoader.__iter__
@@ -165,4 +183,5 @@ if folder and "resource_tracker" not in " ".join(sys.orig_argv):
     if not hasattr(sys, "argv"):
         sys.argv = [""]  # set later; some packages read it while they are imported
     after = os.environ.get("STOPWATCH_READY")
-    install(folder, float(after) if after else None)
+    n_cycles = int(os.environ.get("STOPWATCH_CYCLES", "1"))
+    install(folder, float(after) if after else None, n_cycles)

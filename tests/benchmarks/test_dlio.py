@@ -75,6 +75,9 @@ assert [made(read(i)) for i in dlp.iter(range(3))] == [0, 1, 2] and not DFTRACER
 world = MPI.COMM_WORLD
 world.barrier()
 assert (world.rank, world.size, world.Split_type(MPI.COMM_TYPE_SHARED).size) == (0, 1, 1)
+total = numpy.zeros(2)
+world.Reduce(numpy.array([3, 4]), total, op=MPI.SUM, root=0)
+assert total.tolist() == [3, 4] and world.allreduce(5) == 5
 file = MPI.File.Open(world, "written", MPI.MODE_WRONLY | MPI.MODE_CREATE)
 file.Write_at_all(3, numpy.array([1, 2], numpy.uint8))
 file.Close()

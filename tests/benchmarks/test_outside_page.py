@@ -36,8 +36,9 @@ def public_row(name: str, share: float, low: float, high: float) -> dict[str, An
 
 def dlio_row(name: str, share: float, high: float) -> dict[str, Any]:
     return {
-        "name": name, "au": 0.9, "au_whole": 0.9, "waited": 0.1, "noise": 0.01 + high - share,
-        "waiting_noise": 0.01 + high - share, "input": {"share": share, "low": share, "high": high},
+        "name": name, "au": 0.9, "au_whole": 0.9, "waited": 0.1, "own_noise": 0.01,
+        "noise": high - share, "waiting_noise": high - share,
+        "input": {"share": share, "low": share, "high": high},
         "ablation": {"n_rounds": 3}, "findings": [], "agrees": True, "agrees_with_waiting": True,
         "decides": high - share < 0.1, "decides_of_waiting": high - share < 0.1,
     }  # fmt: skip
@@ -78,8 +79,15 @@ def test_runs_are_told_by_pairs_and_not_put_together_from_two() -> None:
     assert outside_page.shares_of(row) == pytest.approx([0.26, 0.28])
     row["runs"]["ready"].pop(0)  # the first run ended before its batches were ready
     assert outside_page.shares_of(row) == [0.27]
-    row["pairs"] = [[row["runs"]["plain"][1], row["runs"]["ready"][0]]]
+    plain, ready = (
+        {"step_ms": ms, "wait_ms": 0.0, "blocks_ms": [], "n_steps": 9, "n_epochs": 1, "most_ms": ms}
+        for ms in (100.0, 72.0)
+    )
+    row["pairs"] = [[plain, ready]]
     assert outside_page.shares_of(row) == pytest.approx([0.28])
+    apart = plain | {"phases_ms": [90.0, 110.0]}, ready | {"phases_ms": [60.0]}
+    row["pairs"] = [apart]  # with ready batches beside what is next to it
+    assert outside_page.shares_of(row) == pytest.approx([0.4])
 
 
 def test_a_page_without_marks_and_rows_without_claims_are_refused(tmp_path: Path) -> None:

@@ -16,13 +16,13 @@ import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
-public_cases, public_data, public_scripts, public_truth = (
-    importlib.import_module(f"public_{name}") for name in ("cases", "data", "scripts", "truth")
+public_cases, public_data, public_table, public_truth = (
+    importlib.import_module(f"public_{name}") for name in ("cases", "data", "table", "truth")
 )
 sys.path.remove(str(BENCHMARKS))
 PLAIN, READY = public_truth.PLAIN, public_truth.READY
 timing_of, truth_of = public_truth.timing_of, public_truth.truth_of
-why_wrong = public_scripts.why_wrong
+why_wrong = public_table.why_wrong
 FINE = public_truth.Ended(code=None, output="", seconds=1.0)
 DONE = public_truth.Ended(code=0, output="", seconds=1.0)
 
@@ -86,7 +86,7 @@ def test_advice_is_kept_broken_or_not_known_by_what_the_run_with_it_can_tell() -
     def told(promised_ms: float, after_ms: float, most_ms: float) -> Any:
         changed = dataclasses.replace(timing_like(after_ms), most_ms=most_ms)
         runs = {"plain": [timing_like(200)], "changed": [changed]}
-        return public_scripts.kept({"promised_ms": promised_ms}, runs)["kept"]
+        return public_table.kept({"promised_ms": promised_ms}, runs)["kept"]
 
     assert told(110, 100, 105) is True
     assert told(130, 100, 105) is False
@@ -166,6 +166,23 @@ def test_the_script_as_it_is_after_ready_batches_counts_and_its_first_steps_do_n
     assert plain.step_ms == pytest.approx((15 * 50 + 19 * 70) / 34)
 
 
+def test_ready_batches_are_compared_with_what_is_next_to_them() -> None:
+    """A machine that gets slower all the while: 50 to 110 ms, with ready batches 3/5 of that."""
+    states = [0] * 20 + [s for k in (0, 10, 20) for s in [k + 2] * 20 + [k + 3] * 6 + [k + 4] * 20]
+    text, now = "1 -1 0.0 0.0 0 12\n", 0.0  # its first line holds what workers prefetch
+    for i, state in enumerate(states):
+        text += f"1 {i} {now:.4f} {now:.4f} {i} {state}\n"
+        slower = 0.05 + 0.06 * i / len(states)
+        now += slower * {2: 0.6, 3: 0.0}.get(state % 10, 1.0)
+    plain, ready = timing_of(text, PLAIN), timing_of(text, READY)
+    assert plain is not None and ready is not None
+    assert (len(plain.phases_ms), len(ready.phases_ms)) == (6, 3)
+    truth = truth_of([(plain, ready)])
+    assert truth.share == pytest.approx(0.4, abs=0.03)
+    blocks_alone = [dataclasses.replace(one, phases_ms=()) for one in (plain, ready)]
+    assert truth.noise < truth_of([tuple(blocks_alone)]).noise / 3
+
+
 def said(bound: str, share: float, host: float | None = None) -> dict[str, Any]:
     row = {"bound": bound, "severity": "high", "input": share, "claim": None, "bound_share": host}
     return {"said": row}
@@ -212,11 +229,11 @@ def test_a_claim_of_anything_decides_nothing_and_is_told_beside_a_sharp_truth() 
     anything = row_of(0.008, 0.0, 1.0, 0.028)
     truth = dataclasses.replace(FED, ready_ms=73.2, noise=0.028)
     assert why_wrong(CASE, anything, truth, FINE, DONE) == []
-    said_of_it = public_scripts.undecided(anything)
+    said_of_it = public_table.undecided(anything)
     assert said_of_it is not None and said_of_it.startswith("decides nothing (by the truth alone: ")
     assert said_of_it.endswith("(by the truth alone: input -26 points)")
-    assert public_scripts.cells_of(anything)[-1] == said_of_it
-    assert public_scripts.n_right([anything]) == 0
+    assert public_table.cells_of(anything)[-1] == said_of_it
+    assert public_table.n_right([anything]) == 0
 
 
 @pytest.mark.parametrize("severity", ["none", "high"])
@@ -237,11 +254,11 @@ def test_what_is_said_with_confidence_is_judged_by_the_noise_of_the_truth(
 def test_stored_rows_are_judged_anew_and_keep_what_no_truth_told() -> None:
     row = row_of(0.01, 0.01, 1.0, 0.02, ("exit code 1: x", "input -90 points", "false high"))
     row["said"]["severity"] = "none"
-    anew = public_scripts.judged_anew(row)
+    anew = public_table.judged_anew(row)
     assert anew["why"] == ["exit code 1: x", "bound: input, not compute"]
-    assert public_scripts.judged_anew(anew) == anew
+    assert public_table.judged_anew(anew) == anew
     theirs = row | {"exit": {"theirs": 1, "ours": 1}}
-    assert public_scripts.judged_anew(theirs) is theirs
+    assert public_table.judged_anew(theirs) is theirs
 
 
 @pytest.mark.parametrize(
@@ -256,8 +273,8 @@ def test_stored_rows_are_judged_anew_and_keep_what_no_truth_told() -> None:
     ],
 )
 def test_a_row_is_undecided_by_what_both_leave_open(row: Any, told: str | None) -> None:
-    assert public_scripts.undecided(row) == told
-    assert public_scripts.n_right([row]) == (told is None and not row["why"])
+    assert public_table.undecided(row) == told
+    assert public_table.n_right([row]) == (told is None and not row["why"])
 
 
 def test_what_breaks_under_us_alone_is_ours_and_what_breaks_anyway_is_not() -> None:
@@ -285,14 +302,14 @@ def test_the_scripts_own_meters_are_read(
     name: str, line: str, step_ms: float, wait_ms: float
 ) -> None:
     (case,) = (case for case in public_cases.CASES if case.name == name)
-    assert public_scripts.meters_in(case, "\n".join([line] * 8)) == {
+    assert public_table.meters_in(case, "\n".join([line] * 8)) == {
         "step_ms": pytest.approx(step_ms),
         "wait_ms": pytest.approx(wait_ms),
     }
 
 
 def test_each_row_has_as_many_cells_as_the_table() -> None:
-    assert len(public_scripts.cells_of({"name": "x", "why": ["not run"]})) == 8
+    assert len(public_table.cells_of({"name": "x", "why": ["not run"]})) == 8
 
 
 def test_names_are_unique_and_what_is_left_out_says_why() -> None:
@@ -327,27 +344,45 @@ SCRIPT = """
 """
 
 
+def run_under_the_stopwatch(folder: Path, script: str, **options: str) -> tuple[str, list[str]]:
+    """What the script printed, and the stopwatch's lines."""
+    file, log = folder / "script.py", folder / "log"
+    file.write_text(textwrap.dedent(script))
+    log.mkdir()
+    env = os.environ | {"PYTHONPATH": str(BENCHMARKS / "stopwatch"), "STOPWATCH": str(log)}
+    done = subprocess.run(
+        [sys.executable, str(file)], env=env | options, check=True, capture_output=True, text=True
+    )
+    (lines,) = log.glob("*.txt")
+    return done.stdout, lines.read_text().splitlines()
+
+
+@pytest.mark.slow  # a process that imports torch
+def test_ready_batches_come_and_go_as_often_as_asked_for(tmp_path: Path) -> None:
+    _, lines = run_under_the_stopwatch(
+        tmp_path, SCRIPT.replace("range(6)", "range(16)"), STOPWATCH_READY="0", STOPWATCH_CYCLES="3"
+    )
+    rows = [line.split() for line in lines]
+    states = [int(row[5]) for row in rows if row[1] not in ("-1", "10")]
+    assert states == sorted(states)  # 0, 1, 2, 3, 4, 11, 12, …: a cycle behind the other
+    assert set(states) == {0, 1, 2, 3, 4, 11, 12, 13, 14, 21, 22, 23, 24}
+    assert all(states.count(10 * k + 2) >= 12 for k in range(3))
+    assert states.count(11) == states.count(21) == 3  # the first steps of each do not count
+    plain, ready = (timing_of("\n".join([*lines, ""]), state) for state in (PLAIN, READY))
+    assert plain is not None and ready is not None
+    assert (len(plain.phases_ms), len(ready.phases_ms)) == (6, 3)
+
+
 @pytest.mark.slow  # a process that imports torch
 def test_a_script_gets_ready_batches_once_they_are_due_and_epochs_keep_their_length(
     tmp_path: Path,
 ) -> None:
-    script, folder = tmp_path / "script.py", tmp_path / "log"
-    script.write_text(textwrap.dedent(SCRIPT))
-    folder.mkdir()
-    env = os.environ | {
-        "PYTHONPATH": str(BENCHMARKS / "stopwatch"),
-        "STOPWATCH": str(folder),
-        "STOPWATCH_READY": "0",
-    }
-    done = subprocess.run(
-        [sys.executable, str(script)], env=env, check=True, capture_output=True, text=True
-    )
-    first, *later = (line.split() for line in done.stdout.splitlines())
+    printed_lines, lines = run_under_the_stopwatch(tmp_path, SCRIPT, STOPWATCH_READY="0")
+    first, *later = (line.split() for line in printed_lines.splitlines())
     assert [int(n) for n in first] == list(range(10))  # as they are, for eleven steps
     assert [len(line) for line in (first, *later)] == [10] * 6
     assert [int(n) for n in later[-1]] == list(range(10))  # and again
-    (file,) = folder.glob("*.txt")
-    rows = [line.split() for line in file.read_text().splitlines()]
+    rows = [line.split() for line in lines]
     states = [
         int(row[5]) for row in rows if row[1] not in ("-1", "10")
     ]  # neither `iter` nor its end
@@ -365,7 +400,7 @@ def test_a_loop_of_its_own_batches_is_judged_by_its_own_meter() -> None:
         name="x", clone="examples", folder="x", own_loop=True, meters=public_cases.WORDS
     )
     printed = "\n".join(f"| ms/batch {ms:5.2f} |" for ms in (90, 80, 40, 40, 40, 40))
-    meters = public_scripts.meters_in(case, printed)
+    meters = public_table.meters_in(case, printed)
     assert meters == {"step_ms": pytest.approx(40.0)}
     row = said("compute", 0.0)
     row["said"]["step_ms"] = 44.0

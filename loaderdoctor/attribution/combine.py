@@ -293,6 +293,8 @@ def facts_of_trace(trace: TraceFacts) -> Facts:
         ablation=None,
         machine=None,
         profiler_overhead=None,
+        trains=trace.trains,
+        calls_model=None if trace.trains else True,
     )
 
 

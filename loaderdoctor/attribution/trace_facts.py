@@ -21,7 +21,7 @@ from loaderdoctor.attribution.fetches import Fetches, fetches_of, silence_at
 from loaderdoctor.attribution.gpu import compute_facts, gpu_facts
 from loaderdoctor.attribution.host import host_hotspots
 from loaderdoctor.attribution.identity import Partition, with_accelerator, without_accelerator
-from loaderdoctor.attribution.trace_rows import Index, Mask, Rows, outermost, rows_of
+from loaderdoctor.attribution.trace_rows import Index, Mask, Rows, outermost, rows_of, trains
 from loaderdoctor.attribution.user_ranges import user_ranges
 from loaderdoctor.estimate import Estimate, mean
 from loaderdoctor.facts.shares import Hidden
@@ -238,6 +238,7 @@ def facts_of(attributed: Attributed, *, num_workers: int | None = None) -> Trace
         few_steps=_few_steps(partition, clock),
         ranges=ranges,
         n_ranges_left_out=n_ranges_left_out,
+        trains=trains(rows),
     )
     return replace(facts, plain_shares=without_profiler(facts))
 

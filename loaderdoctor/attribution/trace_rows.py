@@ -134,6 +134,19 @@ class Rows:
         )
 
 
+# What only training does, by name; or a graph that is launched as a whole, whose ops have no names.
+_TRAINS = re.compile(r"backward|autograd|optimizer|_foreach_|_fused_|GraphLaunch", re.IGNORECASE)
+
+
+def trains(rows: Rows) -> bool:
+    """Whether the loop trains, for all that was recorded; True where no op was."""
+    if rows.of_category[Category.CPU_OP].size == 0:
+        return True
+    said = (Category.CPU_OP, Category.RUNTIME, Category.USER_ANNOTATION, Category.PYTHON)
+    names = np.fromiter((bool(_TRAINS.search(n)) for n in rows.names), np.bool_, len(rows.names))
+    return bool(rows.named(names, *said).any())
+
+
 def rows_of(trace: Trace) -> Rows:
     """Join device rows to the calls that launched them and tell the threads apart."""
     spans, flags = trace.spans, name_flags(trace)

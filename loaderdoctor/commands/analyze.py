@@ -56,6 +56,13 @@ _OTHERS = {
     ".pickle": f"a pickle, not a trace, and is not opened. {_GIVE}",
 }
 _OTHERS |= dict.fromkeys((".pt", ".pth", ".ckpt"), f"a model's weights, not a trace. {_GIVE}")
+_OTHERS |= dict.fromkeys(
+    (".nsys-rep", ".qdrep", ".sqlite", ".ncu-rep"),
+    f"a recording of NVIDIA's tools, not a trace of torch.profiler. {_GIVE}",
+)
+_OTHERS |= dict.fromkeys(
+    (".pftrace", ".perfetto-trace"), f"Perfetto's own format, not the JSON it also shows. {_GIVE}"
+)
 _OTHERS |= dict.fromkeys((".sh", ".bash", ".slurm"), f"a shell script, not a trace. {_GIVE}")
 _OTHERS |= dict.fromkeys((".yaml", ".yml", ".toml"), f"a configuration, not a trace. {_GIVE}")
 # Of `diagnose` itself, which has its trace alone.

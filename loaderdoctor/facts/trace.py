@@ -206,6 +206,7 @@ class TraceFacts:
     few_steps: Mapping[str, Estimate] = field(default_factory=dict)
     ranges: tuple[RangeFacts, ...] = ()  # the user's own, costliest first
     n_ranges_left_out: int = 0
+    trains: bool = True  # False: ops were recorded, none of a backward pass, and no optimizer
 
     @property
     def shared_gpu(self) -> bool:

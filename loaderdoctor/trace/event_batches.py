@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
@@ -260,7 +261,7 @@ class EventBatches(Generic[Decoded]):
         if not self._buffer.startswith(b"{"):
             if not self._buffer and self._at_end:
                 raise TraceError(f"{self._path}: is empty. {EXPORT_AGAIN}")
-            self._fail_json(0, "it starts with neither { nor [")
+            raise self._not_a_trace("it starts with neither { nor [")
         target = self._batch_bytes
         self._fill(target)
         while True:
@@ -296,7 +297,12 @@ class EventBatches(Generic[Decoded]):
             self._fail_json(0, "text after the end of the list")
 
     def _fail_without_list(self) -> NoReturn:
-        document = self._loads(bytes(self._buffer))
+        text = bytes(self._buffer)
+        first, _, more = text.partition(b"\n")
+        with suppress(ValueError):
+            if more.strip() and isinstance(json.loads(first), dict):  # as `nsys export` writes them
+                raise self._not_a_trace("it holds an object in each line")
+        document = self._loads(text)
         if not document:
             raise TraceError(f"{self._path}: no events: it is an empty object. {_EXPORTED}")
         if "traceEvents" in document:

@@ -17,7 +17,7 @@ import numpy as np
 
 from loaderdoctor.errors import TraceError
 from loaderdoctor.trace.column_builder import ColumnBuilder
-from loaderdoctor.trace.columns import Device, LineStackSample, Spans, Text, Trace
+from loaderdoctor.trace.columns import Category, Device, LineStackSample, Spans, Text, Trace
 from loaderdoctor.trace.event_batches import EventBatches
 from loaderdoctor.trace.events import decode_strictly, printable
 from loaderdoctor.trace.parts import Parts
@@ -77,11 +77,24 @@ def read_trace(
     return _read(path, blocks(path, limit, on_share=on_share), None, memory, kept)
 
 
+# Spans that torch.profiler writes of itself, whatever it records.
+_ABOUT_ITSELF = "PyTorch Profiler", "Record Window End", "Iteration Start"
+
+
 def with_events(trace: Trace) -> Trace:
-    """The trace itself. Raises TraceError where it holds no span: nothing was recorded."""
-    if len(trace.spans):
+    """The trace itself. Raises TraceError where it holds no span that torch.profiler records.
+
+    What other tools write in the same form (Chrome, VizTracer, TensorFlow) is no trace of ours.
+    """
+    n_spans, n = len(trace.spans), trace.n_dropped_events
+    if (trace.spans.category != Category.OTHER).any():
         return trace
-    n = trace.n_dropped_events
+    if n_spans and not any(name.startswith(_ABOUT_ITSELF) for name in trace.names):
+        raise TraceError(
+            f"{trace.source}: is not a torch.profiler trace: none of its {n_spans:,} spans is an "
+            "operator, a call of the runtime, a kernel or an annotation. "
+            "Name a trace exported by torch.profiler."
+        )
     what = f" that can be read ({n} are malformed)" if n else ""
     raise TraceError(
         f"{trace.source}: no events{what}: nothing was recorded. Export the trace after at least "

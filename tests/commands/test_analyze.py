@@ -14,8 +14,10 @@ from loaderdoctor.attribution.trace_facts import attribute, facts_of
 from loaderdoctor.commands.analyze import report_of_facts, run_of
 from loaderdoctor.report.files import encode_report
 from loaderdoctor.report.model import Finding, Report, Trial
+from loaderdoctor.report.words.verdict import headline
 from loaderdoctor.settings import Settings
 from loaderdoctor.trace.read import read_trace
+from tests.attribution.build import TraceBuilder
 from tests.report import samples
 
 TRACE = Path(__file__).parents[2] / "traces" / "sync_loader_decode.pt.trace.json.gz"
@@ -134,3 +136,18 @@ def test_the_command_cites_the_run_of_a_folder(tmp_path: Path) -> None:
     )
     (finding,) = json.loads(done.stdout)["findings"]
     assert "Tried in the run that this trace belongs to (num_workers=2)" in finding["summary"]
+
+
+def test_a_loop_of_which_no_backward_pass_was_recorded_is_called_inference() -> None:
+    for names, trains in ((("aten::addmm",), False), (("aten::addmm", "AddmmBackward0"), True)):
+        built = TraceBuilder()
+        for step in range(8):
+            at = step * 1000.0
+            built.step(step, at, at + 1000)
+            built.fetch(at, at + 800)
+            for i, name in enumerate(names):
+                built.op(at + 810 + 50 * i, at + 850 + 50 * i, name=name)
+        report = report_of_facts("t.json", facts_of(attribute(built.trace())), ())
+        assert report.trains is trains
+        assert ("inference" in headline(report)[0]) is not trains
+        assert report.verdict.bound == "input"

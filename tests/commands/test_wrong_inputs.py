@@ -90,7 +90,10 @@ def test_one_rank_without_its_peers(
         ("model.pt", "PK", "a model's weights, not a trace"),
         ("memory.pickle", "x", "a pickle, not a trace, and is not opened"),
         ("empty.json", "", "is empty. Export the trace again"),
-        ("text.json", "hello", "is not valid JSON"),
+        ("text.json", "hello", "is not a torch.profiler trace: it starts with neither"),
+        ("nsys.json", '{"Type": 48}\n{"id": 1}\n', "it holds an object in each line"),
+        ("run.nsys-rep", "x", "a recording of NVIDIA's tools, not a trace of torch.profiler"),
+        ("run.pftrace", "x", "Perfetto's own format"),
         ("list.json", "[1, 2]", "no events that can be read"),
     ],
 )

@@ -53,8 +53,8 @@ def test_empty_file(tmp_path: Path, content: bytes) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("step,loss\n1,0.5\n", "is not valid JSON after 0 bytes: it starts with neither"),
-        ("PK\x03\x04 a zip", "is not valid JSON"),
+        ("step,loss\n1,0.5\n", "is not a torch.profiler trace: it starts with neither"),
+        ("PK\x03\x04 a zip", "is not a torch.profiler trace"),
         ("{'traceEvents': []}", "is not valid JSON after 1 bytes"),
         ('{"traceEvents": [' + EVENT + ",]}", "is not valid JSON after 1"),
         ('{"traceEvents": [' + EVENT + "]]}", "is not valid JSON"),
@@ -281,6 +281,16 @@ def test_no_thread_outlives_a_refusal(tmp_path: Path) -> None:
         ),
         ("[1, 2]", "no events that can be read (2 are malformed)"),
         ("{}", "no events: it is an empty object"),
+        (
+            '[{"ph": "X", "cat": "Trace", "name": "PyTorch Profiler (0)", "pid": 1, "tid": 0, '
+            '"ts": 1, "dur": 2}]',
+            "no events: nothing was recorded",
+        ),
+        (
+            '[{"ph": "X", "cat": "toplevel", "name": "RunTask", "pid": 1, "tid": 1, "ts": 1, '
+            '"dur": 2}]',
+            "is not a torch.profiler trace: none of its 1 spans is an operator",
+        ),
     ],
 )
 def test_a_file_without_one_span_holds_no_events(tmp_path: Path, text: str, says: str) -> None:

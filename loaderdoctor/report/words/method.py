@@ -130,8 +130,9 @@ def warnings_of(facts: Facts) -> Iterator[model.ReportWarning]:
     # Without a trace the rest was not recorded, which the shares say themselves.
     traced = facts.share("compute") is not None or facts.share("host") is not None
     if other is not None and other > MAX_OTHER_SHARE and traced:
+        whole = "step" if facts.has_steps else "window"
         text = (
-            f"{fmt.share(other)} of the step is in no share. That is a defect of loaderdoctor: "
+            f"{fmt.share(other)} of the {whole} is in no share. That is a defect of loaderdoctor: "
             "please report it with the trace."
         )
         yield model.ReportWarning(kind="unexplained-time", text=text)

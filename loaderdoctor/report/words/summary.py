@@ -382,8 +382,8 @@ def _unknown(facts: Facts) -> str:
         n_steps = facts.trace.n_steps
         if facts.trace.step_clock == "window":
             return (
-                "No verdict: the trace marks no steps (no profiler.step(), batch or optimizer "
-                "span), so the shares are those of the whole window."
+                "No verdict: the trace marks no two steps (profiler.step(), batch or optimizer "
+                "spans), so the shares are those of the whole window."
             )
     if not n_steps:
         return "No verdict: no whole step was recorded. Record some steps of the loop."

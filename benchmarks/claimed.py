@@ -13,6 +13,7 @@ from typing import Any
 NOT_COMPARED = "not-compared"  # the warning that the share is the loop's waits alone
 POINTS = 0.05
 HIGH, MODERATE = 0.20, 0.05  # of the step: below, input can't be called so
+NONE = (None, "none", "unknown")  # no bound
 MARGIN = 0.03  # or the noise
 
 
@@ -74,12 +75,12 @@ def verdict_wrong(said: dict[str, Any], share: float, noise: float) -> list[str]
     needed = {"high": HIGH, "moderate": MODERATE}.get(severity)
     if bound == "input" and needed is not None and share < needed - max(MARGIN, noise):
         wrong.append(f"false {severity}")
-    if bound in (None, "none"):
+    if bound in NONE:
         wrong.append("no verdict")
     claim = said.get("claim")
     if severity == "uncertain" and claim:
         noise += Claim(**claim).reaches(share)
     own = said.get("bound_share") or 0.0
-    if bound not in ("input", None, "none") and share - max(POINTS, noise) > max(MODERATE, own):
+    if bound not in ("input", *NONE) and share - max(POINTS, noise) > max(MODERATE, own):
         wrong.append(f"bound: input, not {bound}")
     return wrong

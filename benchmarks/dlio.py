@@ -202,6 +202,11 @@ def row_of(
     if ours is None:
         return row
     said_of_it = report["verdict"] | {"bound_share": bound_share(report), "claim": row["input"]}
+
+    def denied(share: float, noise: float) -> bool:
+        # DLIO calls no model: that no training was seen is right, and says nothing of the share.
+        return said_of_it["bound"] != "unknown" and bool(verdict_wrong(said_of_it, share, noise))
+
     noise = together(ours.reaches(1 - whole), whole_noise)
     waiting_noise = together(ours.reaches(waited), waited_noise)
     return row | {
@@ -209,9 +214,9 @@ def row_of(
         "noise": noise,
         "waiting_noise": waiting_noise,
         "agrees": abs(ours.share - (1 - whole)) <= max(POINTS, noise)
-        and not verdict_wrong(said_of_it, 1 - whole, whole_noise),
+        and not denied(1 - whole, whole_noise),
         "agrees_with_waiting": abs(ours.share - waited) <= max(POINTS, waiting_noise)
-        and not verdict_wrong(said_of_it, waited, waited_noise),
+        and not denied(waited, waited_noise),
         "decides": noise <= DECIDES,
         "decides_of_waiting": waiting_noise <= DECIDES,
     }

@@ -181,6 +181,14 @@ def test_a_verdict_that_the_utilisation_denies_is_no_yes_by_a_share_that_may_be_
     assert dlio.within(row) == "**no**"
 
 
+def test_that_no_training_was_seen_is_no_verdict_on_its_waiting(tmp_path: Path) -> None:
+    recorded = Recorded(tmp_path, 0.41, (0.38, 0.45))
+    recorded.verdict = {"bound": "unknown", "severity": "none", "summary": "only read"}
+    recorded.wait_s = 0.04
+    row = dlio.row_of(recorded, dlio.WORKLOADS[0], budget_s=30.0, seconds=20.0, n_epochs=None)
+    assert (row["agrees"], row["agrees_with_waiting"], row["decides"]) == (True, True, True)
+
+
 def test_workloads_take_cpus_of_their_own_and_small_ones_fill_what_is_left() -> None:
     wanted = {w.name: dlio.n_cpus_of(w, 4) for w in dlio.WORKLOADS}
     assert (wanted["unet3d-h100"], wanted["csv"], wanted["default"]) == (4, 3, 2)

@@ -202,6 +202,7 @@ STARVED = truth_of([(timing_like(100), timing_like(30))])
         (said("input", 0.40), FED, ["false high", "input +39 points"]),
         (said("compute", 0.10), STARVED, ["bound: input, not compute", "input -60 points"]),
         (said("none", 0.70), STARVED, ["no verdict"]),
+        (said("unknown", 0.70), STARVED, ["no verdict"]),
         (said("host", 0.15), MIXED, ["bound: input, not host"]),
         (said("host", 0.15, host=0.3), MIXED, []),  # the larger cause
     ],

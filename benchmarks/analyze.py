@@ -8,7 +8,7 @@ Each size is one file made from a recorded trace (make_big_trace.py), in a tempo
 measurement is a process of its own, and a round visits every reader once, in shuffled order, so
 that what else the machine does falls on all alike; the slow ones only at first. Readers:
 
-    read_trace    loaderdoctor.trace.read.read_trace: the file as columns
+    read_trace    loaderdoctor.trace.read_trace: the file as columns
     analyze       python -m loaderdoctor analyze FILE: from start to exit, with the report
     json.load     the standard library: the least that a tool built on it takes
     tb-plugin     torch_tb_profiler: parse the file, and prepare its views
@@ -239,7 +239,7 @@ Work = Callable[[Path], Any]
 
 
 def prepare_read_trace() -> Work:
-    from loaderdoctor.trace.read import read_trace
+    from loaderdoctor.trace import read_trace
 
     return read_trace
 

@@ -33,7 +33,7 @@ from loaderdoctor.attribution.pictures import tracks
 from loaderdoctor.attribution.trace_facts import attribute, facts_of
 from loaderdoctor.report.traces.captures import Overlay
 from loaderdoctor.report.traces.tensorboard import write_plugin_trace
-from loaderdoctor.trace.read import read_trace
+from loaderdoctor.trace import read_trace
 
 TRACES = Path(__file__).parent.parent / "traces"
 FILE = "host_0.1.pt.trace.json.gz"

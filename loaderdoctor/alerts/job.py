@@ -9,8 +9,7 @@ from statistics import median
 from typing import Final, TypeVar
 
 from loaderdoctor import format as fmt
-from loaderdoctor.alerts.alert import Alert
-from loaderdoctor.alerts.counted import Counted
+from loaderdoctor.alerts import Alert, Counted
 from loaderdoctor.alerts.watcher import RankWatcher
 from loaderdoctor.alerts.watches import Growth, GrowthWatch
 from loaderdoctor.instrument.wire.beats import Surroundings

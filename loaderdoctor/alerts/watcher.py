@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from loaderdoctor import format as fmt
-from loaderdoctor.alerts.alert import OTHER_CPUS, PRESSURE, TO_MOVE, Alert, Cause, Stretch, cause_of
+from loaderdoctor.alerts import OTHER_CPUS, PRESSURE, TO_MOVE, Alert, Cause, Stretch, cause_of
 from loaderdoctor.alerts.change_points import Change, DriftWatch, Effect, LevelWatch
 from loaderdoctor.alerts.watches import PauseWatch, Recurrence, RecurrenceWatch, SeenStall
 from loaderdoctor.instrument.wire.beats import Block, Stall, Surroundings

@@ -11,7 +11,7 @@ from typing import Final, Literal
 import numpy as np
 
 from loaderdoctor import format as fmt
-from loaderdoctor.alerts.alert import Alert
+from loaderdoctor.alerts import Alert
 from loaderdoctor.instrument.wire.protocol import Beat
 from loaderdoctor.instrument.wire.records import OutsideRecord
 from loaderdoctor.units import NS_PER_MS

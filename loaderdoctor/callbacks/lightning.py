@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from loaderdoctor.callbacks.recording import Recorder
+from loaderdoctor.callbacks import Recorder
 
 # Both may be installed, and are two packages of the same code: the one that is in use already.
 if "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules:

@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from loaderdoctor.callbacks.recording import Recorder
+from loaderdoctor.callbacks import Recorder
 
 
 class TransformersMonitor(Recorder, TrainerCallback):  # type: ignore[misc]  # untyped

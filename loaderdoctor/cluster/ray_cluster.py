@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from loaderdoctor import __version__
-from loaderdoctor.cluster.nodes import Hardware, Place, Schedule, look_here
+from loaderdoctor.cluster import Hardware, Place, Schedule, look_here
 from loaderdoctor.cluster.ray_tasks import POLL_S, Came, Running, Work, line_of
 from loaderdoctor.errors import RunError, UsageError
 from loaderdoctor.instrument.system.machine import usable_cpus

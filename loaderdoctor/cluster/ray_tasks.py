@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from loaderdoctor.cluster.nodes import Place, RefusedError, Schedule
+from loaderdoctor.cluster import Place, RefusedError, Schedule
 
 POLL_S = 0.2
 # With no node left a cluster may still be growing.

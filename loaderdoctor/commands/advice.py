@@ -20,8 +20,8 @@ from rich.text import Text
 
 from loaderdoctor.errors import EXIT_THRESHOLD, UsageError
 from loaderdoctor.instrument.system.machine import gpus, usable_cpus
+from loaderdoctor.proving import Promise, Proof
 from loaderdoctor.proving.edits import Advised, advised, script_of, words_of
-from loaderdoctor.proving.judge import Promise, Proof
 from loaderdoctor.proving.record import (
     headline,
     journal_of,
@@ -34,8 +34,7 @@ from loaderdoctor.proving.record import (
     standing,
     write_journal,
 )
-from loaderdoctor.proving.trees import Tree, copied, root_of
-from loaderdoctor.proving.turns import Side, Turns, in_turns
+from loaderdoctor.proving.turns import Side, Tree, Turns, copied, in_turns, root_of
 from loaderdoctor.report.files import read_report
 from loaderdoctor.report.model import Report
 

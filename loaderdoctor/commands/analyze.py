@@ -42,7 +42,7 @@ from loaderdoctor.findings.model import Finding
 from loaderdoctor.report.build import Judged, RunNotes, Tried, build_report, rank_rows, step_of
 from loaderdoctor.report.files import decode_report
 from loaderdoctor.report.model import Recommendation, Report, ReportWarning
-from loaderdoctor.trace.read import read_trace, with_events
+from loaderdoctor.trace import read_trace, with_events
 from loaderdoctor.tryout.answers import Elsewhere, answered, not_tested
 from loaderdoctor.tryout.recommending import advice_row
 

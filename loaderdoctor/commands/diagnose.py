@@ -55,7 +55,7 @@ from loaderdoctor.instrument.wire.protocol import (
 )
 from loaderdoctor.report.files import RunFolder
 from loaderdoctor.report.model import Report, ReportWarning
-from loaderdoctor.trace.read import read_trace
+from loaderdoctor.trace import read_trace
 
 # How long a script may take to its first warm steps: imports, data preparation, compilation.
 START_TIMEOUT_S = 1800.0

@@ -25,11 +25,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from loaderdoctor.attribution.ranks import RankTrace, rank_trace
 from loaderdoctor.attribution.trace_facts import attribute
-from loaderdoctor.cluster.nodes import RefusedError
+from loaderdoctor.cluster import RefusedError
 from loaderdoctor.cluster.ray_cluster import RayCluster
 from loaderdoctor.errors import LoaderdoctorError, RunError, TraceError, UsageError
 from loaderdoctor.instrument.system.machine import memory_available_bytes, usable_cpus
-from loaderdoctor.trace.read import read_trace, with_events
+from loaderdoctor.trace import read_trace, with_events
 
 SUFFIXES = (".json", ".json.gz")
 _RANK_IN_NAME = re.compile(r"(?:^|[^a-z])rank[-_.]?(\d+)", re.IGNORECASE)

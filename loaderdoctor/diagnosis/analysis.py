@@ -47,8 +47,8 @@ from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.instrument.wire.worker_log import WorkerLog
 from loaderdoctor.report.traces.captures import Overlay
 from loaderdoctor.report.traces.worker_tracks import track_events
+from loaderdoctor.trace import read_trace
 from loaderdoctor.trace.columns import calibrate
-from loaderdoctor.trace.read import read_trace
 from loaderdoctor.tryout.ablating import LoopEvidence
 
 

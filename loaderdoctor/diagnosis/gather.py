@@ -40,7 +40,7 @@ from loaderdoctor.instrument.wire.protocol import (
 from loaderdoctor.instrument.wire.worker_log import WorkerLog
 from loaderdoctor.report import model
 from loaderdoctor.settings import Settings
-from loaderdoctor.trace.read import read_trace
+from loaderdoctor.trace import read_trace
 from loaderdoctor.tryout.ablating import MAX_LONGER_ROUNDS, Ablation, LoopEvidence
 from loaderdoctor.tryout.measuring import PROFILED_FACTOR
 from loaderdoctor.tryout.windows import slow_start_s

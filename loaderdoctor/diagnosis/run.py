@@ -52,7 +52,7 @@ from loaderdoctor.report.traces.captures import Overlay, write_capture
 from loaderdoctor.report.traces.tensorboard import BASELINE, RANKS
 from loaderdoctor.report.words.first_screen import SLOW_START
 from loaderdoctor.report.words.method import of_first_epoch
-from loaderdoctor.trace.read import read_trace
+from loaderdoctor.trace import read_trace
 from loaderdoctor.tryout.ablating import MAX_LONGER_ROUNDS, MAX_ROUNDS, LoopEvidence, slow_start
 from loaderdoctor.tryout.answers import answered
 from loaderdoctor.tryout.measuring import Equipment

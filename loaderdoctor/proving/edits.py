@@ -18,7 +18,7 @@ from pathlib import Path, PurePath
 
 from loaderdoctor.combinations import invalid_reason
 from loaderdoctor.errors import UsageError
-from loaderdoctor.proving.judge import Promise
+from loaderdoctor.proving import Promise
 from loaderdoctor.report.model import Report
 from loaderdoctor.report.run_model import Script, text_hash
 from loaderdoctor.report.words.changes import Change, changes_of

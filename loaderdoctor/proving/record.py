@@ -18,8 +18,8 @@ import msgspec
 from loaderdoctor import format as fmt
 from loaderdoctor.errors import UsageError
 from loaderdoctor.estimate import Estimate, interval
+from loaderdoctor.proving import MAX_RATIO_KNOWN, Kept, Promise, Proof
 from loaderdoctor.proving.edits import FileEdit
-from loaderdoctor.proving.judge import MAX_RATIO_KNOWN, Kept, Promise, Proof
 from loaderdoctor.proving.samples import Samples
 from loaderdoctor.report.files import write_bytes
 from loaderdoctor.report.words.changes import MAY_GAIN_NOTHING

@@ -1,16 +1,22 @@
-"""Digests of the samples that reach the model, in two forms of a script -> what became of them."""
+"""What reached the model in two forms of a script -> whether samples and inputs are the same."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
+from loaderdoctor.instrument.wire.channel import N_KEPT, inputs_file
 
 Digests = NDArray[np.uint64]
 
 # Two epochs of the script itself may differ by so many of their samples: what fills no whole batch.
 MAX_OWN_DIFFERENCE = 0.1
+# Inputs that differ by more than this, relative to the largest, are other batches and not the same
+# ones computed in another order of operations.
+MAX_INPUT_DIFFERENCE = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,3 +130,33 @@ def _missing(ours: Digests, theirs: Digests) -> NDArray[np.int64]:
     there[found] = n_others[at[found]]
     missing: NDArray[np.int64] = np.maximum(counts - there, 0)
     return missing
+
+
+def digests_in(file: Path) -> Digests:
+    return np.frombuffer(file.read_bytes(), dtype=np.uint64)
+
+
+def input_difference(a: Path, b: Path) -> float | None:
+    """How far the kept inputs of two runs lie apart, relative to their size, at most.
+
+    None where they are the same, were not kept, or have other shapes: then they are other batches.
+    """
+    worst = 0.0
+    for step in range(N_KEPT):
+        ours, theirs = (_kept(inputs_file(folder, step)) for folder in (a, b))
+        if len(ours) != len(theirs) or not ours:
+            return None
+        for x, y in zip(ours, theirs, strict=True):
+            if x.shape != y.shape:
+                return None
+            size = max(float(np.abs(x).max(initial=0.0)), 1e-30)
+            worst = max(worst, float(np.abs(x - y).max(initial=0.0)) / size)
+    return worst if 0.0 < worst <= MAX_INPUT_DIFFERENCE else None
+
+
+def _kept(file: Path) -> list[NDArray[np.float64]]:
+    """In order; [] where nothing was kept."""
+    if not file.exists():
+        return []
+    with np.load(file, allow_pickle=False) as arrays:
+        return [arrays[name] for name in arrays.files]

@@ -37,8 +37,8 @@ from loaderdoctor.report.traces.tensorboard import BASELINE
 from loaderdoctor.report.traces.worker_tracks import track_events
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.timings_file import SavedGroup
+from loaderdoctor.trace import read_trace
 from loaderdoctor.trace.columns import Trace, calibrate
-from loaderdoctor.trace.read import read_trace
 from loaderdoctor.tryout.ablating import Ablation, LoopEvidence
 from loaderdoctor.tryout.ranking import Ranking
 from loaderdoctor.tryout.trials import Outcome, Trial

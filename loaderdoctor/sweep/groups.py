@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from loaderdoctor.cluster.nodes import Hardware, Kinds
+from loaderdoctor.cluster import Hardware, Kinds
 from loaderdoctor.facts.own_settings import own_settings
 from loaderdoctor.instrument.wire.protocol import Note, Observed
 from loaderdoctor.sweep.timings_file import Description, SavedGroup, check_same

@@ -35,7 +35,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from loaderdoctor.cluster.nodes import Hardware
+from loaderdoctor.cluster import Hardware
 from loaderdoctor.errors import UsageError
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.instrument.wire.window_records import FetchRecord

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from loaderdoctor.alerts.alert import Alert
+from loaderdoctor.alerts import Alert
 from loaderdoctor.alerts.job import Job
 from loaderdoctor.instrument.wire.beats import (
     Block,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loaderdoctor.alerts.alert import Alert
+from loaderdoctor.alerts import Alert
 from loaderdoctor.alerts.job import Job
 from tests.alerts.runs import T0_S, Phase, each
 

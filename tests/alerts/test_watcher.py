@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from loaderdoctor.alerts.alert import Alert
+from loaderdoctor.alerts import Alert
 from tests.alerts.runs import T0_S, Phase, play
 
 STEADY = Phase(n_steps=1000)

@@ -6,7 +6,7 @@ from typing import Literal
 
 import pytest
 
-from loaderdoctor.alerts.alert import Alert
+from loaderdoctor.alerts import Alert
 from loaderdoctor.alerts.watches import PauseWatch
 from loaderdoctor.instrument.wire.beats import Collections, Sums
 from loaderdoctor.instrument.wire.protocol import Beat

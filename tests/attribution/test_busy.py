@@ -11,7 +11,7 @@ import pytest
 from loaderdoctor.attribution.busy import MAX_SHOWN
 from loaderdoctor.attribution.trace_facts import attribute, facts_of
 from loaderdoctor.facts.trace import BusyFacts, IdleGapFacts
-from loaderdoctor.trace.read import read_trace
+from loaderdoctor.trace import read_trace
 from tests.attribution.build import TraceBuilder
 
 TRACES = Path(__file__).parents[2] / "traces"

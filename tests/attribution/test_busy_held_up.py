@@ -13,7 +13,7 @@ from loaderdoctor.attribution.verdict import judge_trace
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts.loop import AblationFacts
 from loaderdoctor.facts.trace import TraceFacts
-from loaderdoctor.trace.read import read_trace
+from loaderdoctor.trace import read_trace
 from tests.attribution.build import H2D_PAGEABLE, TraceBuilder
 from tests.findings.builders import healthy
 from tests.trace_facts import trace_facts

@@ -11,7 +11,7 @@ import pytest
 
 from loaderdoctor.attribution.verdict import verdict_from_shares
 from loaderdoctor.facts.trace import TraceFacts
-from loaderdoctor.trace.read import read_trace
+from loaderdoctor.trace import read_trace
 from tests.trace_facts import trace_facts
 
 TRACES = Path(__file__).parents[2] / "traces"

@@ -9,7 +9,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from loaderdoctor.facts.trace import ComputeFacts, TraceFacts
-from loaderdoctor.trace.read import read_trace
+from loaderdoctor.trace import read_trace
 from tests.attribution.build import AUTOGRAD, TraceBuilder
 from tests.attribution.test_cases import facts_of
 from tests.trace_facts import trace_facts

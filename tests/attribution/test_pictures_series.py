@@ -15,7 +15,7 @@ from loaderdoctor.attribution.pictures import (
 )
 from loaderdoctor.attribution.trace_facts import attribute, facts_of
 from loaderdoctor.instrument.wire.records import BoundaryRecord
-from loaderdoctor.trace.read import read_trace
+from loaderdoctor.trace import read_trace
 from tests.attribution.builders import observed, window
 from tests.attribution.recorded import recorded
 from tests.instrument import worker_cases as cases

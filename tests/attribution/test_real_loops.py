@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils.data import DataLoader, Dataset
 
 from loaderdoctor.facts.trace import TraceFacts
-from loaderdoctor.trace.read import read_trace
+from loaderdoctor.trace import read_trace
 from tests.trace_facts import trace_facts
 
 pytestmark = pytest.mark.alone

@@ -12,7 +12,7 @@ from loaderdoctor.advice.trace_advice import trace_advice
 from loaderdoctor.attribution.combine import facts_of_trace
 from loaderdoctor.attribution.verdict import judge_trace
 from loaderdoctor.findings.find import find
-from loaderdoctor.trace.read import read_trace
+from loaderdoctor.trace import read_trace
 from tests.trace_facts import trace_facts
 
 TRACES = Path(__file__).parents[2] / "traces"

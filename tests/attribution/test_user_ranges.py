@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from loaderdoctor.attribution.trace_facts import attribute, facts_of
 from loaderdoctor.attribution.user_ranges import MAX_RANGES, is_users
 from loaderdoctor.facts.trace import RangeFacts
+from loaderdoctor.trace import read_trace
 from loaderdoctor.trace.columns import Category
-from loaderdoctor.trace.read import read_trace
 from tests.attribution.build import AUTOGRAD, BACKGROUND, MAIN, TraceBuilder
 
 TRACES = sorted((Path(__file__).parents[2] / "traces").glob("*.json.gz"))

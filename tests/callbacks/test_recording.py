@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from loaderdoctor.callbacks.recording import Recorder
+from loaderdoctor.callbacks import Recorder
 from loaderdoctor.commands.run.monitor import monitor
 from loaderdoctor.errors import RunError, UsageError
 

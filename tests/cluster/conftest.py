@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from loaderdoctor.cluster.nodes import Hardware, look_here
+from loaderdoctor.cluster import Hardware, look_here
 from loaderdoctor.cluster.ray_cluster import RayCluster
 
 STORE_BYTES = 100 << 20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from loaderdoctor.cluster.nodes import Hardware, Kinds, cpu_model, kind_name, look_here
+from loaderdoctor.cluster import Hardware, Kinds, cpu_model, kind_name, look_here
 
 ONE = Hardware(
     host="a",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from loaderdoctor.cluster.nodes import Place, Schedule
+from loaderdoctor.cluster import Place, Schedule
 
 
 def place(name: str, *, cpus: float = 1.0, machine: str | None = None) -> Place:

@@ -16,7 +16,7 @@ from loaderdoctor.report.files import encode_report
 from loaderdoctor.report.model import Finding, Report, Trial
 from loaderdoctor.report.words.verdict import headline
 from loaderdoctor.settings import Settings
-from loaderdoctor.trace.read import read_trace
+from loaderdoctor.trace import read_trace
 from tests.attribution.build import TraceBuilder
 from tests.report import samples
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from loaderdoctor.commands.output import progress
 from loaderdoctor.report.files import RunFolder
 from loaderdoctor.report.traces.captures import write_capture
-from loaderdoctor.trace.read import read_trace
+from loaderdoctor.trace import read_trace
 from tests.report.conftest import trace_path
 
 BIG = 70 << 20  # plain files of this size are read in parts, by several processes

@@ -12,7 +12,7 @@ import pytest
 from loaderdoctor.attribution.combine import facts_of_trace
 from loaderdoctor.findings.find import OVERRULES, RULES, find, without_overruled
 from loaderdoctor.findings.model import Finding, Kind, Severity
-from loaderdoctor.trace.read import read_trace
+from loaderdoctor.trace import read_trace
 from tests.findings.builders import (
     copy_facts,
     healthy,

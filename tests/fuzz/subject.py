@@ -22,8 +22,8 @@ from loaderdoctor.errors import EXIT_USAGE, LoaderdoctorError
 from loaderdoctor.report.console.page import console_text
 from loaderdoctor.report.files import encode_report
 from loaderdoctor.report.model import Report
+from loaderdoctor.trace import read_trace
 from loaderdoctor.trace.columns import Trace
-from loaderdoctor.trace.read import read_trace
 
 # No name may reach people unshortened: a whole report is some kilobytes.
 MAX_TEXT = 200_000

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from loaderdoctor.instrument.wire.channel import CheckedRun, CheckedStep
-from loaderdoctor.proving.judge import (
+from loaderdoctor.proving import (
     MAX_NOISE,
     TOLERANCE,
     Promise,

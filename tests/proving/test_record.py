@@ -8,7 +8,7 @@ import pytest
 
 from loaderdoctor.commands.report import report
 from loaderdoctor.errors import UsageError
-from loaderdoctor.proving.judge import Promise
+from loaderdoctor.proving import Promise
 from loaderdoctor.proving.record import PROOFS, keep, kept_proofs, record
 from tests.proving.test_judge import proved
 

@@ -17,7 +17,7 @@ from loaderdoctor.commands.analyze import report_of_facts
 from loaderdoctor.commands.run_folder import write_files
 from loaderdoctor.report.console.page import render_report
 from loaderdoctor.report.model import Report
-from loaderdoctor.trace.read import read_trace
+from loaderdoctor.trace import read_trace
 
 HOSTILE = (
     "[bold red]x[/] [link=http://evil.example]click[/link] [/nothing]",

@@ -20,7 +20,7 @@ from loaderdoctor.report.charts.draw import write_plots
 from loaderdoctor.report.files import RunFolder, write_bytes
 from loaderdoctor.report.traces.scalars import write_scalars
 from loaderdoctor.sweep import timings_file as sweep_samples
-from loaderdoctor.trace.read import read_trace
+from loaderdoctor.trace import read_trace
 from tests.fuzz import seeds
 from tests.report import samples
 

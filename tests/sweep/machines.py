@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from loaderdoctor.cluster.nodes import Hardware
+from loaderdoctor.cluster import Hardware
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.groups import Group, GroupedSweep, Measured, local_trials, split
 from loaderdoctor.sweep.run import Sweep

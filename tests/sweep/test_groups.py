@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from loaderdoctor.cluster.nodes import Hardware
+from loaderdoctor.cluster import Hardware
 from loaderdoctor.facts.own_settings import own_settings
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.grouped_evidence import GroupedEvidence

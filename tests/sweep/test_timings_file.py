@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from loaderdoctor.cluster.nodes import Hardware
+from loaderdoctor.cluster import Hardware
 from loaderdoctor.commands.sweep.plan import SweepOptions
 from loaderdoctor.errors import UsageError
 from loaderdoctor.instrument.wire.protocol import WindowDone

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from loaderdoctor.trace import read_trace
 from loaderdoctor.trace.columns import Trace
-from loaderdoctor.trace.read import read_trace
 
 
 def written(folder: Path, events: list[Any], **about: Any) -> Trace:

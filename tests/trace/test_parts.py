@@ -16,10 +16,9 @@ import psutil
 import pytest
 
 from loaderdoctor.errors import TraceError
-from loaderdoctor.trace import parts
+from loaderdoctor.trace import parts, read_trace
 from loaderdoctor.trace.columns import Trace
 from loaderdoctor.trace.parts import Parts
-from loaderdoctor.trace.read import read_trace
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="parts are read on Linux only")
 RECORDED = sorted((Path(__file__).parents[2] / "traces").glob("*.json.gz"))

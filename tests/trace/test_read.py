@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from loaderdoctor.trace import read_trace
 from loaderdoctor.trace.columns import ABSENT, Category
 from loaderdoctor.trace.events import category_of
-from loaderdoctor.trace.read import read_trace
 from tests.trace.events import memory, span, written
 
 RECORDED = sorted((Path(__file__).parents[2] / "traces").glob("*.json.gz"))

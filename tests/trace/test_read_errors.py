@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from loaderdoctor import trace
 from loaderdoctor.errors import EXIT_USAGE, TraceError
-from loaderdoctor.trace import event_batches, read, source
-from loaderdoctor.trace.read import read_trace, with_events
+from loaderdoctor.trace import event_batches, read_trace, source, with_events
 
 EVENT = '{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1.5, "dur": 2}'
 TRACE = f'{{"schemaVersion": 1, "traceEvents": [{", ".join([EVENT] * 200)}], "traceName": "x"}}'
@@ -142,7 +142,7 @@ def test_zeros_behind_a_large_member_are_padding(
     pieces = [text[at : at + half] for at in range(0, len(text), half)]
     path.write_bytes(b"".join(gzip.compress(piece, 1) + b"\0" * n_zeros for piece in pieces))
     code = (
-        "import sys; from pathlib import Path; from loaderdoctor.trace.read import read_trace; "
+        "import sys; from pathlib import Path; from loaderdoctor.trace import read_trace; "
         "print(len(read_trace(Path(sys.argv[1])).spans))"
     )
     done = subprocess.run(
@@ -247,7 +247,7 @@ def test_text_made_to_be_slow_is_read_in_one_go(
 
 
 def test_more_spans_than_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read, "MAX_ROWS", 100)
+    monkeypatch.setattr(trace, "MAX_ROWS", 100)
     path = tmp_path / "run.json"
     path.write_text(TRACE)
     assert refusal(path).startswith("holds more than 0 million spans")

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from loaderdoctor.errors import TraceError
+from loaderdoctor.trace import read_trace
 from loaderdoctor.trace.columns import ABSENT, Category
-from loaderdoctor.trace.read import read_trace
 from tests.trace.events import memory, span, written
 
 

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loaderdoctor.trace import read
+from loaderdoctor import trace
+from loaderdoctor.trace import read_trace
 from loaderdoctor.trace.column_builder import ColumnBuilder
 from loaderdoctor.trace.columns import Category
 from loaderdoctor.trace.events import decode_strictly
-from loaderdoctor.trace.read import read_trace
 from loaderdoctor.trace.source import MemoryLimit
 from tests.trace_facts import trace_facts
 
@@ -25,7 +25,7 @@ RECORDED = Path(__file__).parents[2] / "traces" / "enough_workers.pt.trace.json.
 @pytest.fixture
 def few_rows(monkeypatch: pytest.MonkeyPatch) -> int:
     """A limit that the recorded trace exceeds."""
-    monkeypatch.setattr(read, "_n_kept", lambda memory, kept_bytes: 6000 if kept_bytes else None)
+    monkeypatch.setattr(trace, "_n_kept", lambda memory, kept_bytes: 6000 if kept_bytes else None)
     return 6000
 
 
@@ -77,7 +77,7 @@ def test_rows_that_all_begin_at_once_are_no_part(tmp_path: Path) -> None:
 
 
 def test_how_many_rows_are_kept_follows_from_the_memory() -> None:
-    n_kept, no_limit = read._n_kept, MemoryLimit(None)
+    n_kept, no_limit = trace._n_kept, MemoryLimit(None)
     assert n_kept(no_limit, None) is None
     two_gb = n_kept(no_limit, 2_000_000_000)
     assert two_gb is not None and 3_000_000 < two_gb < 4_000_000

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from loaderdoctor.trace.read import read_trace
+from loaderdoctor.trace import read_trace
 
 RECORDED = Path(__file__).parents[2] / "traces" / "enough_workers.pt.trace.json.gz"
 # Of this process alone: ru_maxrss begins with what the one that started it had at its most.
 PEAK = """
 import sys
 from pathlib import Path
-from loaderdoctor.trace.read import read_trace
+from loaderdoctor.trace import read_trace
 trace = read_trace(Path(sys.argv[1]))
 status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
 print(status["VmHWM"].split()[0], len(trace.spans))

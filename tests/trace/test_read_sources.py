@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from loaderdoctor.trace.read import read_trace
+from loaderdoctor.trace import read_trace
 from tests.trace.events import span, written
 
 

@@ -12,7 +12,7 @@ from loaderdoctor.attribution.pictures import tracks
 from loaderdoctor.attribution.trace_facts import attribute
 from loaderdoctor.report.traces.captures import Overlay, write_perfetto_trace
 from loaderdoctor.report.traces.tensorboard import write_plugin_trace
-from loaderdoctor.trace.read import read_trace
+from loaderdoctor.trace import read_trace
 from tests.trace_facts import trace_facts
 
 validator = pytest.importorskip("torch.profiler._trace_validator", reason="torch 2.12 and later")

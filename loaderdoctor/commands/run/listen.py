@@ -26,8 +26,7 @@ from typing import Final, TextIO
 import msgspec
 
 from loaderdoctor import format as fmt
-from loaderdoctor.alerts.alert import Alert
-from loaderdoctor.alerts.counted import Counted
+from loaderdoctor.alerts import Alert, Counted
 from loaderdoctor.alerts.job import Job
 from loaderdoctor.commands.run.run_files import (
     RECORDED,

@@ -24,8 +24,7 @@ from typing import Any, Final
 
 import msgspec
 
-from loaderdoctor.alerts.alert import Alert
-from loaderdoctor.alerts.counted import Counted
+from loaderdoctor.alerts import Alert, Counted
 from loaderdoctor.alerts.job import Account, History, Job
 from loaderdoctor.instrument.wire.beats import Surroundings, TuningRecord
 from loaderdoctor.instrument.wire.log_bins import LogBins

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from loaderdoctor.cluster.nodes import Place, RefusedError
+from loaderdoctor.cluster import Place, RefusedError
 from loaderdoctor.cluster.ray_cluster import RayCluster
 from loaderdoctor.cluster.ray_tasks import Came
 from loaderdoctor.commands.sweep.measure import (

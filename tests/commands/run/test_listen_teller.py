@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-from loaderdoctor.alerts.alert import Alert
+from loaderdoctor.alerts import Alert
 from loaderdoctor.commands.run.listen import CLEAR, Teller
 
 

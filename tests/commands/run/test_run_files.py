@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from loaderdoctor.alerts.counted import Counted
+from loaderdoctor.alerts import Counted
 from loaderdoctor.commands.run import run_files
 from loaderdoctor.commands.run.run_files import EVENTS, OLDER, RunFiles, openmetrics
 from loaderdoctor.instrument.wire.beats import Surroundings

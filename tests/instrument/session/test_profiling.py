@@ -16,7 +16,7 @@ import torch
 from loaderdoctor.facts.trace import HostHotspot, TraceFacts
 from loaderdoctor.instrument.session.profiling import KEY, EventProbe, WindowProfiler
 from loaderdoctor.instrument.wire.protocol import ProfilerSchedule
-from loaderdoctor.trace.read import line_stack_samples, read_trace
+from loaderdoctor.trace import line_stack_samples, read_trace
 from tests.trace_facts import trace_facts
 
 # Each begins with what starts the profiler and ends with what stops it, as our hooks do.

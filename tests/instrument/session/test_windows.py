@@ -145,7 +145,7 @@ def test_a_background_thread_gets_substituted_batches_too() -> None:
 
 
 def test_a_profiled_window_leaves_a_trace_with_one_span_a_step(tmp_path: Path) -> None:
-    from loaderdoctor.trace.read import read_trace
+    from loaderdoctor.trace import read_trace
 
     path = tmp_path / "trace.json"
     loader = loader_of(10)

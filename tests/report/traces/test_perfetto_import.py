@@ -19,7 +19,7 @@ from loaderdoctor.attribution.trace_facts import attribute
 from loaderdoctor.report.files import decode_report
 from loaderdoctor.report.traces.captures import Overlay, write_perfetto_trace
 from loaderdoctor.report.traces.worker_tracks import CATEGORY
-from loaderdoctor.trace.read import read_trace
+from loaderdoctor.trace import read_trace
 from tests.report.conftest import CASES, load, trace_path
 from tests.report.perfetto_ui import Perfetto, perfetto, why_not
 from tests.report.traces.test_worker_tracks import N_STEPS, Recorded, record

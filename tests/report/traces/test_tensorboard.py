@@ -21,7 +21,7 @@ from torch_tb_profiler.profiler.run_generator import RunGenerator
 from loaderdoctor.attribution.trace_facts import attribute, facts_of
 from loaderdoctor.errors import TraceError, UsageError
 from loaderdoctor.report.traces.tensorboard import WAIT_NAME, Wait, nested, write_plugin_trace
-from loaderdoctor.trace.read import read_trace
+from loaderdoctor.trace import read_trace
 from tests.report.conftest import CASES, Loaded, load, trace_path
 
 MakeTrace = Callable[[list[dict[str, Any]]], Path]

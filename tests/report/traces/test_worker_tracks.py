@@ -18,8 +18,8 @@ from loaderdoctor.instrument.wire.worker_log import WorkerLog, rows_of
 from loaderdoctor.instrument.wire.worker_records import read
 from loaderdoctor.instrument.workers import worker
 from loaderdoctor.report.traces.worker_tracks import CATEGORY, FIRST_OWN_TID, track_events
+from loaderdoctor.trace import read_trace
 from loaderdoctor.trace.columns import ClockMap, Trace, calibrate
-from loaderdoctor.trace.read import read_trace
 from tests.instrument import worker_cases as cases
 
 N_STEPS = 12

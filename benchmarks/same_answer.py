@@ -30,7 +30,7 @@ import numpy as np
 from coverage import SERIES, recorded
 from played import Played
 
-from loaderdoctor.facts.own_settings import meaning
+from loaderdoctor.facts import meaning
 from loaderdoctor.instrument.wire.protocol import (
     Observed,
     WindowDone,

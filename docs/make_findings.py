@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from loaderdoctor.advice.ideas import CHANGES, FORMAT_CHANGES
-from loaderdoctor.facts.shares import HIGH_SHARE, MODERATE_SHARE
+from loaderdoctor.facts.step import HIGH_SHARE, MODERATE_SHARE
 from loaderdoctor.findings import find
 from loaderdoctor.findings.line_names import FORMATS
 from loaderdoctor.findings.model import Kind, Rule

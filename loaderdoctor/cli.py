@@ -200,7 +200,7 @@ def run(
 @click.argument("target", nargs=-1, type=click.UNPROCESSED, metavar="[SCRIPT [ARGS]…]")
 def sweep(target: tuple[str, ...], **options: Any) -> int:
     """Try every combination of settings in a running loop and rank them by plain step time."""
-    from loaderdoctor.commands.sweep.command import sweep
+    from loaderdoctor.commands.sweep import sweep
     from loaderdoctor.commands.sweep.plan import SweepOptions
 
     return sweep(SweepOptions(target=target, profiler=schedule_of(options), **options))

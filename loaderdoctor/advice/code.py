@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from loaderdoctor.advice.call_edit import CannotEdit, calls, literal, parsed_call, with_arguments
 from loaderdoctor.advice.ideas import axis_ideas
-from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts import Facts
 from loaderdoctor.findings.exposure import needs_guard
 from loaderdoctor.instrument.wire.records import LoaderRecord
 from loaderdoctor.settings import Settings, Value

@@ -21,7 +21,7 @@ from loaderdoctor.advice.worked import (
     rows,
     without_workers,
 )
-from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts import Facts
 from loaderdoctor.findings.model import Finding, Kind
 from loaderdoctor.settings import Settings
 

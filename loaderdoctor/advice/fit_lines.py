@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from loaderdoctor.advice.call_edit import CannotEdit
 from loaderdoctor.advice.patch import Editor, lacking
 from loaderdoctor.advice.source import Source, called_name, sources_of
-from loaderdoctor.facts.whole import Facts
-from loaderdoctor.facts.workers import LineHotspot
+from loaderdoctor.facts import Facts
+from loaderdoctor.facts.host import LineHotspot
 from loaderdoctor.instrument.wire.records import LoaderRecord
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef

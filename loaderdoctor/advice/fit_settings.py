@@ -28,7 +28,7 @@ from loaderdoctor.advice.patch import (
 )
 from loaderdoctor.advice.places import Built, Iterated, built, flat_dict, iterated, moved_to
 from loaderdoctor.advice.source import Loop, Source, at_label, called_name, names_in, sources_of
-from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts import Facts
 from loaderdoctor.settings import Settings, Value
 
 _OPTIMIZERS = (

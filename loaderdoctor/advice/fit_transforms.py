@@ -13,7 +13,7 @@ from loaderdoctor.advice.patch import Editor, define
 from loaderdoctor.advice.places import Built, moved_to
 from loaderdoctor.advice.source import called_name, names_in, sources_of
 from loaderdoctor.advice.worked import Wrapping
-from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts import Facts
 from loaderdoctor.findings.exposure import has_accelerator
 
 _IMPORTS_VISION = re.compile(r"^\s*(import|from) torchvision", re.MULTILINE)

@@ -12,7 +12,7 @@ from loaderdoctor.advice.patch import Editor, define
 from loaderdoctor.advice.places import Built, flat_dict, moved_to
 from loaderdoctor.advice.source import names_in, sources_of
 from loaderdoctor.advice.worked import CACHED, Wrapping, over_call, rows, sliced
-from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts import Facts
 from loaderdoctor.instrument.wire.records import LoaderRecord
 from loaderdoctor.settings import Settings
 

@@ -11,10 +11,13 @@ import ast
 from collections.abc import Sequence
 
 from loaderdoctor.advice.assigned import (
+    Option,
     assigns_to,
     binds,
+    clicked,
     constant,
     default_of,
+    dest_of,
     given_of,
     of_self,
     part_returned,
@@ -22,7 +25,6 @@ from loaderdoctor.advice.assigned import (
     text_of,
     values_of,
 )
-from loaderdoctor.advice.option import Option, clicked, dest_of
 from loaderdoctor.advice.source import Source, called_name
 
 # An alias of an alias of an alias is followed so far.

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from loaderdoctor.advice.call_edit import CannotEdit
 from loaderdoctor.advice.places import iterated
 from loaderdoctor.advice.source import Source, unknown_names
-from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts import Facts
 from loaderdoctor.settings import Value
 
 # Lines that two changes have between them at most for both to be shown as one.

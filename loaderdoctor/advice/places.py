@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from loaderdoctor.advice.call_edit import CannotEdit
 from loaderdoctor.advice.source import Source, at_label, called_name, sources_of
-from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts import Facts
 from loaderdoctor.instrument.wire.records import LoaderRecord
 
 

@@ -12,17 +12,16 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from loaderdoctor.advice import loop_snippets
-from loaderdoctor.advice.candidates import (
+from loaderdoctor.advice import (
     Candidate,
     Case,
     CodeAdvice,
     NotAdvised,
     PredictedFrom,
     Prescription,
+    loop_snippets,
 )
 from loaderdoctor.advice.code import edits_for
-from loaderdoctor.advice.command_line import command_with_environment
 from loaderdoctor.advice.fit_code import fitted
 from loaderdoctor.advice.ideas import (
     AHEAD,
@@ -56,9 +55,10 @@ from loaderdoctor.advice.propose_pool import (
     other_order,
 )
 from loaderdoctor.advice.routes import one_liners, routes
+from loaderdoctor.advice.writing import command_with_environment
 from loaderdoctor.combinations import invalid_reason
 from loaderdoctor.estimate import binomial_interval
-from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts import Facts
 from loaderdoctor.findings.capacity import by_ablation, reachable_ms
 from loaderdoctor.findings.exposure import has_accelerator
 from loaderdoctor.findings.input_parts import least_batch_ms, least_rest_ms

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from loaderdoctor import format as fmt
-from loaderdoctor.advice.candidates import Candidate, Case, CodeAdvice, NotAdvised
+from loaderdoctor.advice import Candidate, Case, CodeAdvice, NotAdvised
 from loaderdoctor.advice.ideas import CHANGES
 from loaderdoctor.advice.routes import fits_in_memory, random_transforms
 from loaderdoctor.advice.worked import rows
-from loaderdoctor.facts.shares import HIGH_SHARE, MODERATE_SHARE
-from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts import Facts
+from loaderdoctor.facts.step import HIGH_SHARE, MODERATE_SHARE
 from loaderdoctor.findings.exposure import has_accelerator, num_workers
 from loaderdoctor.findings.input_parts import (
     least_rest_ms,

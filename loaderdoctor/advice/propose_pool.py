@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from loaderdoctor import format as fmt
-from loaderdoctor.advice.candidates import Candidate, Case
+from loaderdoctor.advice import Candidate, Case
 from loaderdoctor.advice.routes import decoding_share
 from loaderdoctor.findings.capacity import (
     MAX_WAITING_CPU_SHARE,

@@ -11,17 +11,16 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from loaderdoctor import format as fmt
-from loaderdoctor.advice import worked
-from loaderdoctor.advice.candidates import CodeAdvice, Making, bare, making_of
+from loaderdoctor.advice import CodeAdvice, Making, bare, making_of, worked
 from loaderdoctor.advice.fit_code import decoded_on_device, wrapped
 from loaderdoctor.advice.fit_lines import line_change
 from loaderdoctor.advice.fit_transforms import cached_before, scaled_whole
 from loaderdoctor.advice.fit_wrapping import IMAGE_FOLDERS
 from loaderdoctor.advice.ideas import CHANGES, FORMAT_CHANGES, axis_ideas
 from loaderdoctor.advice.worked import dataset_name
-from loaderdoctor.facts.shares import MODERATE_SHARE
-from loaderdoctor.facts.whole import Facts
-from loaderdoctor.facts.workers import LineHotspot
+from loaderdoctor.facts import Facts
+from loaderdoctor.facts.host import LineHotspot
+from loaderdoctor.facts.step import MODERATE_SHARE
 from loaderdoctor.findings.capacity import MAX_WAITING_CPU_SHARE
 from loaderdoctor.findings.line_names import conversion, most_share, seen, seen_enough, where
 from loaderdoctor.findings.loader_change import dataset_bytes

@@ -11,7 +11,7 @@ from functools import cache, cached_property
 from pathlib import PurePath
 
 from loaderdoctor.advice.call_edit import span_of
-from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts import Facts
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _SCOPES = (*_FUNCTIONS, ast.Lambda, ast.ClassDef)

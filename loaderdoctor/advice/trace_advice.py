@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from loaderdoctor.advice.candidates import CodeAdvice
+from loaderdoctor.advice import CodeAdvice
 from loaderdoctor.advice.ideas import CHANGES
 from loaderdoctor.advice.prescription import code_advice
-from loaderdoctor.facts.host_work import work_between
-from loaderdoctor.facts.shares import HIGH_SHARE, Bound, VerdictSeverity
+from loaderdoctor.facts import Facts
+from loaderdoctor.facts.host import work_between
+from loaderdoctor.facts.step import HIGH_SHARE, Bound, VerdictSeverity
 from loaderdoctor.facts.trace import may_be_crowded, only_workers_help
-from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.exposure import copy_cost, input_cost, trace_alone
 from loaderdoctor.findings.model import Finding, Kind
 

@@ -13,7 +13,7 @@ from statistics import fmean, median
 from loaderdoctor.attribution.step import of_steps_alone, usable, wall_per_window, window_times
 from loaderdoctor.estimate import Estimate, Noise, Sample, mean, paired_difference
 from loaderdoctor.facts.loop import AblationFacts, NewShapeFacts, PageFacts, StepFacts
-from loaderdoctor.facts.shares import Shares
+from loaderdoctor.facts.step import Shares
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.units import NS_PER_MS
 

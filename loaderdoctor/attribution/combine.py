@@ -18,12 +18,11 @@ from loaderdoctor.attribution.cpu import (
 )
 from loaderdoctor.attribution.distortion import without_profiler
 from loaderdoctor.attribution.verdict import few_steps_low
-from loaderdoctor.facts.host_work import LoopLineFacts
+from loaderdoctor.facts import Facts
+from loaderdoctor.facts.host import EdgeFacts, LoopLineFacts, WorkerFacts, WorkerMemoryFacts
 from loaderdoctor.facts.loop import AblationFacts, MachineFacts, StepFacts, WallFacts
-from loaderdoctor.facts.shares import Hidden, Shares
+from loaderdoctor.facts.step import Hidden, Shares
 from loaderdoctor.facts.trace import TraceFacts
-from loaderdoctor.facts.whole import Facts
-from loaderdoctor.facts.workers import EdgeFacts, WorkerFacts, WorkerMemoryFacts
 from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.instrument.wire.records import Environment
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from loaderdoctor.estimate import Estimate
+from loaderdoctor.facts import Facts
+from loaderdoctor.facts.host import WorkerFacts
 from loaderdoctor.facts.loop import AblationFacts, CpuFacts, StepFacts
-from loaderdoctor.facts.shares import MODERATE_SHARE
+from loaderdoctor.facts.step import MODERATE_SHARE
 from loaderdoctor.facts.trace import TraceFacts
-from loaderdoctor.facts.whole import Facts
-from loaderdoctor.facts.workers import WorkerFacts
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.instrument.wire.window_records import CpuRecord
 

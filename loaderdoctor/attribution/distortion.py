@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from loaderdoctor.attribution.clock import StepClock
 from loaderdoctor.attribution.fetches import Fetches
 from loaderdoctor.attribution.trace_rows import Mask, Rows
-from loaderdoctor.facts.host_work import longer_silences_ms, work_between
-from loaderdoctor.facts.shares import Shares
+from loaderdoctor.facts.host import longer_silences_ms, work_between
+from loaderdoctor.facts.step import Shares
 from loaderdoctor.facts.trace import ProfilerFacts, TraceFacts, copy_calls_ms, workers_set_the_pace
 from loaderdoctor.trace.columns import Category, Trace
 

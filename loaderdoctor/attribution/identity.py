@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from loaderdoctor.facts.shares import Shares
+from loaderdoctor.facts.step import Shares
 from loaderdoctor.intervals import EMPTY, Intervals
 
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Literal, NamedTuple, TypeVar
 
 from loaderdoctor.estimate import binomial_interval
-from loaderdoctor.facts.host_work import WAITS, CodeLine, LoopLineFacts, LoopPlace, What
+from loaderdoctor.facts.host import WAITS, CodeLine, LoopLineFacts, LoopPlace, What
 from loaderdoctor.instrument.wire.window_records import FramePlace, StackPlace, StackRecord
 
 # With fewer samples in steps a share of 20 % may be 7 or 40 (95 %): nothing is said.

@@ -10,7 +10,7 @@ import numpy as np
 
 from loaderdoctor.attribution.trace_facts import Attributed, facts_of
 from loaderdoctor.attribution.worker_batches import of_step, selections
-from loaderdoctor.facts.pictures import BatchCopy, SampleTimes, Tracks, WaitSeries
+from loaderdoctor.facts.step import BatchCopy, SampleTimes, Tracks, WaitSeries
 from loaderdoctor.instrument.wire.protocol import Observed, WindowDone
 from loaderdoctor.instrument.wire.records import LoaderRecord
 from loaderdoctor.instrument.wire.window_records import FetchRecord

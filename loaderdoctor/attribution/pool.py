@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loaderdoctor.estimate import mean
+from loaderdoctor.facts.host import GrowthFacts, MoreReaders, Readers, WorkerMemoryFacts
 from loaderdoctor.facts.loop import PoolTrial
-from loaderdoctor.facts.workers import GrowthFacts, MoreReaders, Readers, WorkerMemoryFacts
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.instrument.wire.record_file import Outcome
 from loaderdoctor.instrument.wire.worker_log import Batches, WorkerLog

@@ -12,9 +12,9 @@ import numpy as np
 
 from loaderdoctor.attribution.trace_facts import Attributed, facts_of
 from loaderdoctor.attribution.trace_rows import Rows
-from loaderdoctor.facts.shares import Shares
+from loaderdoctor.facts import RankFacts
+from loaderdoctor.facts.step import Shares
 from loaderdoctor.facts.trace import TraceFacts
-from loaderdoctor.facts.whole import RankFacts
 from loaderdoctor.intervals import Intervals
 from loaderdoctor.trace.columns import I32, I64, Category, Trace
 from loaderdoctor.units import NS_PER_MS

@@ -16,7 +16,7 @@ import numpy as np
 from loaderdoctor.attribution.trace_facts import Attributed
 from loaderdoctor.attribution.trace_rows import Mask, Rows
 from loaderdoctor.errors import TraceError
-from loaderdoctor.facts.pictures import Doing, StepTimeline, Strip, TimelineRow
+from loaderdoctor.facts.step import Doing, StepTimeline, Strip, TimelineRow
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.instrument.wire.worker_log import MAIN_PROCESS, ProcessRecord, WorkerLog
 from loaderdoctor.intervals import Intervals

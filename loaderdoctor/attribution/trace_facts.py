@@ -24,7 +24,7 @@ from loaderdoctor.attribution.identity import Partition, with_accelerator, witho
 from loaderdoctor.attribution.trace_rows import Index, Mask, Rows, outermost, rows_of, trains
 from loaderdoctor.attribution.user_ranges import user_ranges
 from loaderdoctor.estimate import Estimate, mean
-from loaderdoctor.facts.shares import Hidden
+from loaderdoctor.facts.step import Hidden
 from loaderdoctor.facts.trace import FetchFacts, HostFacts, TraceFacts
 from loaderdoctor.intervals import EMPTY, Intervals
 from loaderdoctor.trace.columns import (

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Literal
 
 from loaderdoctor.attribution.distortion import host_bounds, without_profiler
+from loaderdoctor.facts import Facts
 from loaderdoctor.facts.loop import WallFacts
-from loaderdoctor.facts.shares import (
+from loaderdoctor.facts.step import (
     HIGH_SHARE,
     MODERATE_SHARE,
     Bound,
@@ -16,7 +17,6 @@ from loaderdoctor.facts.shares import (
     shown_severity,
 )
 from loaderdoctor.facts.trace import TraceFacts, only_workers_help, silent_behind_copies_ms
-from loaderdoctor.facts.whole import Facts
 
 # Fewer steps say nothing about a mean whose noise is a few percent.
 MIN_STEPS = 5

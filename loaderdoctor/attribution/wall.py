@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Literal
 
 from loaderdoctor.facts.loop import OutsideFacts, StepFacts, WallFacts
-from loaderdoctor.facts.shares import MODERATE_SHARE
+from loaderdoctor.facts.step import MODERATE_SHARE
 from loaderdoctor.instrument.wire.records import OutsideRecord, WallRecord
 from loaderdoctor.units import NS_PER_S
 

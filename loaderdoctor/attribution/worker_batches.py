@@ -17,8 +17,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from loaderdoctor.facts.host import Leaf, LineHotspot
 from loaderdoctor.facts.loop import ShardFacts
-from loaderdoctor.facts.workers import Leaf, LineHotspot
 from loaderdoctor.instrument.wire.record_file import Outcome
 from loaderdoctor.instrument.wire.records import LoaderRecord
 from loaderdoctor.instrument.wire.window_records import FetchRecord

@@ -19,7 +19,7 @@ from loaderdoctor.attribution.worker_batches import (
     of_step,
     selections,
 )
-from loaderdoctor.facts.workers import LineHotspot, ReadFacts, WorkerFacts
+from loaderdoctor.facts.host import LineHotspot, ReadFacts, WorkerFacts
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.instrument.wire.record_file import Outcome
 from loaderdoctor.instrument.wire.records import LoaderRecord

@@ -33,10 +33,10 @@ from loaderdoctor.commands.output import (
     share_rules,
 )
 from loaderdoctor.errors import UsageError
-from loaderdoctor.facts.host_work import LoopLineFacts
-from loaderdoctor.facts.shares import Bound, VerdictSeverity
+from loaderdoctor.facts import Facts
+from loaderdoctor.facts.host import LoopLineFacts
+from loaderdoctor.facts.step import Bound, VerdictSeverity
 from loaderdoctor.facts.trace import TraceFacts
-from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.find import find
 from loaderdoctor.findings.model import Finding
 from loaderdoctor.report.build import Judged, RunNotes, Tried, build_report, rank_rows, step_of

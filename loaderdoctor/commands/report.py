@@ -19,13 +19,13 @@ import msgspec
 
 from loaderdoctor.advice.writing import written
 from loaderdoctor.commands.output import STDOUT, check_json_target, deliver, exit_code, share_rules
+from loaderdoctor.commands.run import ListenOptions, unjudged
 from loaderdoctor.commands.run.run_files import RECORDED, Loop, Recorded, read_recorded
-from loaderdoctor.commands.run.start import ListenOptions, unjudged
 from loaderdoctor.diagnosis.budget import DiagnosisOptions
 from loaderdoctor.diagnosis.run import Diagnosis
 from loaderdoctor.errors import RunError, UsageError
 from loaderdoctor.estimate import Estimate
-from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts import Facts
 from loaderdoctor.instrument.command.endings import nothing_measured, raise_if_broken
 from loaderdoctor.instrument.command.launched_run import OnEvent, ScriptRunLike
 from loaderdoctor.instrument.command.recorded_run import RecordedRun

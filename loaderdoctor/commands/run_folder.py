@@ -19,7 +19,7 @@ from loaderdoctor.diagnosis.analysis import Analysis
 from loaderdoctor.diagnosis.gather import Advised
 from loaderdoctor.diagnosis.run import Diagnosis
 from loaderdoctor.errors import RunError, UsageError
-from loaderdoctor.facts.pictures import SampleTimes, StepTimeline
+from loaderdoctor.facts.step import SampleTimes, StepTimeline
 from loaderdoctor.instrument.wire.protocol import Observed, WindowDone
 from loaderdoctor.instrument.wire.worker_log import WorkerLog
 from loaderdoctor.report.charts.figures import HtmlExtras, TracedSteps

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from loaderdoctor.advice.candidates import Prescription
+from loaderdoctor.advice import Prescription
 from loaderdoctor.advice.prescription import prescribe
 from loaderdoctor.attribution.ablation import Round
 from loaderdoctor.attribution.combine import facts_of_run
@@ -35,10 +35,10 @@ from loaderdoctor.attribution.wall import wall_facts
 from loaderdoctor.attribution.worker_batches import shard_facts
 from loaderdoctor.attribution.workers import other_worker_facts, worker_facts
 from loaderdoctor.errors import LoaderdoctorError
+from loaderdoctor.facts import Facts, RankFacts, RankStep
+from loaderdoctor.facts.host import WorkerFacts
 from loaderdoctor.facts.loop import NO_TRIALS, LoopTrials, ShardFacts
-from loaderdoctor.facts.shares import Bound, VerdictSeverity
-from loaderdoctor.facts.whole import Facts, RankFacts, RankStep
-from loaderdoctor.facts.workers import WorkerFacts
+from loaderdoctor.facts.step import Bound, VerdictSeverity
 from loaderdoctor.findings.find import find
 from loaderdoctor.findings.model import Finding
 from loaderdoctor.instrument.command.rank_connection import RankConnection

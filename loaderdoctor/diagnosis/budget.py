@@ -16,9 +16,9 @@ from loaderdoctor.diagnosis.analysis import Analysis
 from loaderdoctor.diagnosis.gather import MemoryHistory
 from loaderdoctor.diagnosis.prescribe import leading, prescribed_rows
 from loaderdoctor.diagnosis.verify import Verification
+from loaderdoctor.facts import Facts
 from loaderdoctor.facts.loop import AblationFacts
-from loaderdoctor.facts.shares import MODERATE_MIN_LOW_SHARE, VerdictSeverity
-from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts.step import MODERATE_MIN_LOW_SHARE, VerdictSeverity
 from loaderdoctor.findings.exposure import is_open, loader_is_open
 from loaderdoctor.instrument.command.launched_run import ScriptRunLike
 from loaderdoctor.instrument.command.repeated_run import RepeatedRun

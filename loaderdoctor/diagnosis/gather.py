@@ -29,7 +29,7 @@ from loaderdoctor.attribution.verdict import MIN_STEPS
 from loaderdoctor.diagnosis.verify import Verification
 from loaderdoctor.errors import LoaderdoctorError, RunError
 from loaderdoctor.estimate import Estimate, interval, mean
-from loaderdoctor.facts.pictures import StepTimeline
+from loaderdoctor.facts.step import StepTimeline
 from loaderdoctor.instrument.command.launched_run import ScriptRunLike
 from loaderdoctor.instrument.wire.protocol import (
     WINDOW_IDS,

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from loaderdoctor.advice.candidates import Candidate, CodeAdvice, Prescription
+from loaderdoctor.advice import Candidate, CodeAdvice, Prescription
 from loaderdoctor.advice.code import Written, written_together
 from loaderdoctor.advice.writing import changes_training
 from loaderdoctor.advice.writing import written as written_for
 from loaderdoctor.attribution.verdict import judge_run
 from loaderdoctor.diagnosis.verify import Verification, within_reach
 from loaderdoctor.estimate import Estimate
-from loaderdoctor.facts.own_settings import own_settings_known
-from loaderdoctor.facts.shares import MODERATE_SHARE
-from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts import Facts, own_settings_known
+from loaderdoctor.facts.step import MODERATE_SHARE
 from loaderdoctor.findings.capacity import rest_ms
 from loaderdoctor.findings.exposure import input_cost, needs_guard
 from loaderdoctor.findings.model import Kind, Severity

@@ -16,9 +16,8 @@ from loaderdoctor.attribution.cpu import others_cores
 from loaderdoctor.combinations import invalid_reason
 from loaderdoctor.errors import RunError
 from loaderdoctor.estimate import Estimate
+from loaderdoctor.facts import Facts, own_settings
 from loaderdoctor.facts.loop import LoopTrials, PoolTrial, ThreadTrial
-from loaderdoctor.facts.own_settings import own_settings
-from loaderdoctor.facts.whole import Facts
 from loaderdoctor.settings import Settings
 from loaderdoctor.tryout.ablating import LoopEvidence
 from loaderdoctor.tryout.comparing import (

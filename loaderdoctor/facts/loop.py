@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from loaderdoctor.estimate import Estimate
-from loaderdoctor.facts.workers import MoreReaders
+from loaderdoctor.facts.host import MoreReaders
 from loaderdoctor.instrument.wire.records import Allocator
 
 # A pace counts as another from this much on: several times the noise of window means (about 2 %).

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from loaderdoctor.estimate import Estimate
-from loaderdoctor.facts.shares import (
+from loaderdoctor.facts.step import (
     HIGH_SHARE,
     MODERATE_SHARE,
     Bound,

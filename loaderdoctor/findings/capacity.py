@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 
 from loaderdoctor import format as fmt
+from loaderdoctor.facts import Facts
+from loaderdoctor.facts.host import WorkerFacts
 from loaderdoctor.facts.loop import MachineFacts
-from loaderdoctor.facts.shares import MODERATE_SHARE
-from loaderdoctor.facts.whole import Facts
-from loaderdoctor.facts.workers import WorkerFacts
+from loaderdoctor.facts.step import MODERATE_SHARE
 from loaderdoctor.findings.exposure import Cost, exposed, input_cost, num_workers, pool_size
 from loaderdoctor.findings.loader_change import change_of
 from loaderdoctor.hazards import most_that_fit

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from loaderdoctor import format as fmt
-from loaderdoctor.facts.shares import (
+from loaderdoctor.facts import Facts
+from loaderdoctor.facts.step import (
     HIGH_SHARE,
     MODERATE_MIN_LOW_SHARE,
     MODERATE_SHARE,
@@ -22,7 +23,6 @@ from loaderdoctor.facts.shares import (
 )
 from loaderdoctor.facts.trace import CopyFacts, silent_behind_copies_ms
 from loaderdoctor.facts.trace import lead_lost_ms as lead_lost_of
-from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.model import Severity
 from loaderdoctor.instrument.wire.records import LoaderRecord
 

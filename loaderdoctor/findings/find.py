@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts import Facts
 from loaderdoctor.findings.exposure import severity
 from loaderdoctor.findings.model import Finding, Kind, Rule, Severity, with_aspects
 from loaderdoctor.findings.rules.batch_making import (

@@ -10,8 +10,8 @@ nothing at all where one noisy round leaves room for that.
 from __future__ import annotations
 
 from loaderdoctor import format as fmt
-from loaderdoctor.facts.shares import MODERATE_SHARE
-from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts import Facts
+from loaderdoctor.facts.step import MODERATE_SHARE
 from loaderdoctor.findings.capacity import (
     batch_ms,
     by_ablation,

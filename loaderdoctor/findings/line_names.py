@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 from loaderdoctor import format as fmt
 from loaderdoctor.estimate import binomial_interval
-from loaderdoctor.facts.whole import Facts
-from loaderdoctor.facts.workers import Leaf, LineHotspot
+from loaderdoctor.facts import Facts
+from loaderdoctor.facts.host import Leaf, LineHotspot
 from loaderdoctor.findings.model import EvidenceValue
 from loaderdoctor.instrument.wire.records import LoaderRecord, StoreRecord
 

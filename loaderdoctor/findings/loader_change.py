@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts import Facts
 from loaderdoctor.hazards import Change, FeedBatch, Hazard, Room, container_words, hazard
 from loaderdoctor.instrument.wire.records import LoaderRecord
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings

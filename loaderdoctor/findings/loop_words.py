@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from loaderdoctor.facts.host_work import CodeLine, LoopPlace, What
+from loaderdoctor.facts.host import CodeLine, LoopPlace, What
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

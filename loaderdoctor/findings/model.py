@@ -12,8 +12,8 @@ from typing import Literal
 
 from loaderdoctor import format as fmt
 from loaderdoctor.estimate import MIN_GAIN_SHARE
-from loaderdoctor.facts.shares import MODERATE_SHARE
-from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts import Facts
+from loaderdoctor.facts.step import MODERATE_SHARE
 from loaderdoctor.settings import Settings, Value
 
 

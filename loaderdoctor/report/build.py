@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from loaderdoctor.estimate import Estimate, Interval, interval
+from loaderdoctor.facts import Facts, RankFacts, RankStep
+from loaderdoctor.facts.host import WorkerFacts
 from loaderdoctor.facts.loop import AblationFacts, Mechanisms, StepFacts, WallFacts
-from loaderdoctor.facts.shares import Bound, Shares, VerdictSeverity
+from loaderdoctor.facts.step import Bound, Shares, VerdictSeverity
 from loaderdoctor.facts.trace import BusyFacts
-from loaderdoctor.facts.whole import Facts, RankFacts, RankStep
-from loaderdoctor.facts.workers import WorkerFacts
 from loaderdoctor.findings.line_names import seen_enough, spread_words
 from loaderdoctor.findings.loader_change import workers_forecast_bytes
 from loaderdoctor.findings.model import Finding, Tested

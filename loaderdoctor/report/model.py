@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from loaderdoctor.advice.candidates import PredictedFrom
+from loaderdoctor.advice import PredictedFrom
 from loaderdoctor.estimate import Interval
 from loaderdoctor.report.run_model import Cpu, Gpu, Run, Script, Wall
 

@@ -8,8 +8,7 @@ from loaderdoctor import format as fmt
 from loaderdoctor.advice.code import Written, written_together
 from loaderdoctor.advice.writing import changes_training, written
 from loaderdoctor.estimate import MIN_GAIN_SHARE, Estimate, interval
-from loaderdoctor.facts.own_settings import own_settings
-from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts import Facts, own_settings
 from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.report.model import NotAdvised, Recommendation
 from loaderdoctor.setting_words import capitalised, phrase

@@ -19,12 +19,11 @@ from loaderdoctor.attribution.trace_facts import attribute, facts_of
 from loaderdoctor.attribution.wall import wall_facts
 from loaderdoctor.attribution.workers import worker_facts
 from loaderdoctor.errors import LoaderdoctorError
+from loaderdoctor.facts import Facts
+from loaderdoctor.facts.host import WorkerFacts
 from loaderdoctor.facts.loop import StepFacts
-from loaderdoctor.facts.pictures import StepTimeline
-from loaderdoctor.facts.shares import Shares
+from loaderdoctor.facts.step import Shares, StepTimeline
 from loaderdoctor.facts.trace import TraceFacts
-from loaderdoctor.facts.whole import Facts
-from loaderdoctor.facts.workers import WorkerFacts
 from loaderdoctor.findings.loader_change import why_unsafe
 from loaderdoctor.instrument.command.launched_run import ScriptRunLike
 from loaderdoctor.instrument.wire import worker_records

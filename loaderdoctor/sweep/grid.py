@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from loaderdoctor.combinations import combinations
 from loaderdoctor.errors import UsageError
-from loaderdoctor.facts.own_settings import AS_IS, meaning, own_settings
+from loaderdoctor.facts import AS_IS, meaning, own_settings
 from loaderdoctor.instrument.command.launch_config import Target as Script
 from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.recipes import Options

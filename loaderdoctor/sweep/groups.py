@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from loaderdoctor.cluster import Hardware, Kinds
-from loaderdoctor.facts.own_settings import own_settings
+from loaderdoctor.facts import own_settings
 from loaderdoctor.instrument.wire.protocol import Note, Observed
 from loaderdoctor.sweep.timings_file import Description, SavedGroup, check_same
 from loaderdoctor.tryout.ablating import LoopEvidence

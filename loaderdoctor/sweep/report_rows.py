@@ -13,7 +13,7 @@ from loaderdoctor import format as fmt
 from loaderdoctor.attribution.step import usable, waited_ms, waits_ms, window_times
 from loaderdoctor.estimate import ByRound, Estimate, interval
 from loaderdoctor.facts.loop import UNLIKE_SHARE
-from loaderdoctor.facts.shares import Shares
+from loaderdoctor.facts.step import Shares
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.report.build import shares_of
 from loaderdoctor.report.model import Best, ReportWarning

@@ -28,7 +28,7 @@ from loaderdoctor.attribution.step import (
 )
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts.loop import AblationFacts
-from loaderdoctor.facts.shares import SETTLED_TO_SHARE
+from loaderdoctor.facts.step import SETTLED_TO_SHARE
 from loaderdoctor.instrument.command.launched_run import ScriptRunLike
 from loaderdoctor.instrument.wire.protocol import (
     WINDOW_IDS,

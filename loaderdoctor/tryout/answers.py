@@ -14,8 +14,7 @@ from typing import Any
 
 import msgspec
 
-from loaderdoctor.facts.own_settings import own_settings_known
-from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts import Facts, own_settings_known
 from loaderdoctor.findings.model import Finding, Outcome, Prediction, Tested
 from loaderdoctor.report import model
 from loaderdoctor.settings import AXES_BY_NAME, Settings, Value

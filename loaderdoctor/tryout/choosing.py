@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 
-from loaderdoctor.facts.own_settings import n_changes
+from loaderdoctor.facts import n_changes
 from loaderdoctor.tryout import elimination, windows
 from loaderdoctor.tryout.rounds import Done, Known, Round, Window
 from loaderdoctor.tryout.trials import Trial

@@ -12,7 +12,7 @@ import msgspec
 
 from loaderdoctor.attribution.step import usable
 from loaderdoctor.errors import RunError
-from loaderdoctor.facts.own_settings import own_settings
+from loaderdoctor.facts import own_settings
 from loaderdoctor.instrument.command.endings import took_down
 from loaderdoctor.instrument.command.job import NoJobError
 from loaderdoctor.instrument.command.launch_config import Target as Script

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 
 from loaderdoctor.estimate import MIN_GAIN_SHARE, ByRound, Estimate, Noise
-from loaderdoctor.facts.own_settings import meaning
+from loaderdoctor.facts import meaning
 from loaderdoctor.settings import AXES_BY_NAME, Settings
 from loaderdoctor.tryout.comparing import (
     ONE_MACHINE,

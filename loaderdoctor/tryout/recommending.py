@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
-from loaderdoctor.advice.candidates import CodeAdvice, PredictedFrom
+from loaderdoctor.advice import CodeAdvice, PredictedFrom
 from loaderdoctor.advice.code import Written
 from loaderdoctor.advice.writing import trains_by_code
 from loaderdoctor.estimate import Estimate, interval

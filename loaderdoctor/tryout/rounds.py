@@ -14,7 +14,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from loaderdoctor.facts.own_settings import own_settings
+from loaderdoctor.facts import own_settings
 from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.settings import Settings
 from loaderdoctor.tryout import windows

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from loaderdoctor.facts.own_settings import meaning, own_settings
+from loaderdoctor.facts import meaning, own_settings
 from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.settings import AXES_BY_NAME, Settings
 from loaderdoctor.tryout.trials import Options, Trial

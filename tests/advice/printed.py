@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from loaderdoctor.advice.source import Source, called_name
+from loaderdoctor.facts import Facts
 from loaderdoctor.facts.loop import StepFacts
-from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.model import Finding, Kind, Severity
 from loaderdoctor.instrument.system.interpreter import source_lines
 from loaderdoctor.instrument.wire.records import (

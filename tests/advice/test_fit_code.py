@@ -9,7 +9,7 @@ import pytest
 from loaderdoctor.advice.fit_code import fitted
 from loaderdoctor.advice.fit_transforms import cached_before
 from loaderdoctor.advice.prescription import code_advice
-from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts import Facts
 from loaderdoctor.findings.model import Finding, Kind, Severity
 from tests.advice.printed import SCRIPTS, facts_of, marked
 

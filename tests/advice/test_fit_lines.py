@@ -17,8 +17,8 @@ from loaderdoctor.advice.routes import one_liners
 from loaderdoctor.advice.source import unknown_names
 from loaderdoctor.diagnosis.prescribe import prescribed_rows
 from loaderdoctor.estimate import binomial_interval
-from loaderdoctor.facts.whole import Facts
-from loaderdoctor.facts.workers import Leaf, LineHotspot
+from loaderdoctor.facts import Facts
+from loaderdoctor.facts.host import Leaf, LineHotspot
 from loaderdoctor.findings.find import find
 from loaderdoctor.instrument.wire.records import StoreRecord
 from tests.advice.printed import SCRIPTS, applied, blocks, facts_of, marked, printed

@@ -17,7 +17,7 @@ import torch
 
 from loaderdoctor.advice.source import unknown_names
 from loaderdoctor.combinations import invalid_reason
-from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts import Facts
 from loaderdoctor.settings import Settings
 from tests.advice.printed import applied, blocks, facts_of, printed
 from tests.advice.test_printed_code import rows_of

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from loaderdoctor.advice.candidates import Candidate
+from loaderdoctor.advice import Candidate
 from loaderdoctor.advice.ideas import CHANGES
 from loaderdoctor.advice.prescription import candidates, prescribe
 from loaderdoctor.attribution.combine import facts_of_trace
-from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts import Facts
 from loaderdoctor.findings.find import find
 from loaderdoctor.findings.input_parts import pool_ms
 from loaderdoctor.findings.model import Kind

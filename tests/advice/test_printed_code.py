@@ -16,7 +16,7 @@ from loaderdoctor.advice.fit_transforms import cached_before, scaled_whole
 from loaderdoctor.advice.prescription import code_advice
 from loaderdoctor.advice.source import unknown_names
 from loaderdoctor.advice.writing import written
-from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts import Facts
 from loaderdoctor.findings.model import Kind
 from loaderdoctor.instrument.wire.records import TensorRecord
 from loaderdoctor.report import model

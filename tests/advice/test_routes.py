@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from loaderdoctor.advice.candidates import CodeAdvice
+from loaderdoctor.advice import CodeAdvice
 from loaderdoctor.advice.prescription import prescribe
 from loaderdoctor.advice.routes import routes
-from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts import Facts
 from loaderdoctor.findings.find import find
 from loaderdoctor.instrument.wire.records import TensorRecord
 from loaderdoctor.settings import Settings

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from loaderdoctor.advice.candidates import CodeAdvice
+from loaderdoctor.advice import CodeAdvice
 from loaderdoctor.advice.ideas import KEPT_BATCHES
 from loaderdoctor.advice.writing import changes_training, trains_by_code
 from loaderdoctor.findings.model import Kind

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from loaderdoctor.attribution.timeline import step_timelines
 from loaderdoctor.attribution.trace_facts import attribute
-from loaderdoctor.facts.pictures import StepTimeline
+from loaderdoctor.facts.step import StepTimeline
 from loaderdoctor.instrument.wire.worker_log import WorkerLog
 from loaderdoctor.instrument.wire.worker_records import read
 from loaderdoctor.instrument.workers import worker

@@ -10,7 +10,7 @@ from msgspec import structs
 from loaderdoctor.attribution.ablation import Round, ablation_facts, page_facts
 from loaderdoctor.attribution.combine import best_shares, lower_bounds
 from loaderdoctor.attribution.step import step_facts
-from loaderdoctor.facts.shares import Hidden, Shares
+from loaderdoctor.facts.step import Hidden, Shares
 from loaderdoctor.facts.trace import TraceFacts
 from loaderdoctor.instrument.wire.protocol import Mode, WindowDone
 from loaderdoctor.instrument.wire.window_records import CopyRecord, CpuRecord, PageRecord

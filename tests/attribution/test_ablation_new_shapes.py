@@ -9,7 +9,7 @@ from loaderdoctor.attribution.ablation import Round, ablation_facts, computing_n
 from loaderdoctor.attribution.combine import facts_of_run
 from loaderdoctor.attribution.step import step_facts
 from loaderdoctor.attribution.verdict import judge_run
-from loaderdoctor.facts.shares import Hidden, Shares
+from loaderdoctor.facts.step import Hidden, Shares
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.instrument.wire.window_records import CompileRecord, ReadyRecord
 from tests.attribution.builders import observed, window

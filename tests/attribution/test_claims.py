@@ -14,7 +14,7 @@ from loaderdoctor.attribution.claims import CALL_MS, by_mechanisms, claimed, den
 from loaderdoctor.attribution.combine import best_shares
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts.loop import AblationFacts, Mechanisms
-from loaderdoctor.facts.shares import shown_severity
+from loaderdoctor.facts.step import shown_severity
 from loaderdoctor.instrument.wire.records import TransferRecord
 from tests.findings import builders
 from tests.findings.builders import estimate

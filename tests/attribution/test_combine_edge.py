@@ -8,7 +8,7 @@ import pytest
 
 from loaderdoctor.attribution.combine import edge_facts
 from loaderdoctor.attribution.verdict import judge_run
-from loaderdoctor.facts.workers import EdgeFacts
+from loaderdoctor.facts.host import EdgeFacts
 from loaderdoctor.report.words.summary import verdict_sentence
 from tests.findings.builders import ablation, step, with_exposed, workers
 

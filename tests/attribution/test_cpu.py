@@ -9,8 +9,8 @@ import pytest
 
 from loaderdoctor.attribution.cpu import cpu_facts, machine_notes
 from loaderdoctor.attribution.verdict import judge_run
+from loaderdoctor.facts import Facts
 from loaderdoctor.facts.loop import CpuFacts
-from loaderdoctor.facts.whole import Facts
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.instrument.wire.window_records import CpuRecord
 from tests.findings.builders import healthy, machine, step, with_exposed

@@ -25,7 +25,7 @@ from loaderdoctor.attribution.step import step_facts
 from loaderdoctor.attribution.verdict import judge_run
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts.loop import AblationFacts, CpuFacts, Mechanisms, PageFacts, StepFacts
-from loaderdoctor.facts.shares import Shares
+from loaderdoctor.facts.step import Shares
 from loaderdoctor.instrument.wire.protocol import WindowRequest
 from tests.findings.builders import healthy, machine, step, workers
 from tests.instrument.watched import Trainer, watch

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loaderdoctor.attribution.identity import Partition, with_accelerator, without_accelerator
-from loaderdoctor.facts.shares import Shares
+from loaderdoctor.facts.step import Shares
 from loaderdoctor.intervals import EMPTY, Intervals
 from loaderdoctor.trace.columns import Category
 from tests.attribution.build import AUTOGRAD, H2D_PAGEABLE, Row, TraceBuilder

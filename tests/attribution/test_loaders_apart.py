@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 from loaderdoctor.attribution.pictures import sample_times
 from loaderdoctor.attribution.worker_batches import of_step, selections
 from loaderdoctor.attribution.workers import other_worker_facts, worker_facts
-from loaderdoctor.facts.workers import WorkerFacts
+from loaderdoctor.facts.host import WorkerFacts
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.instrument.wire.records import LoaderRecord
 from loaderdoctor.instrument.wire.window_records import FetchRecord

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from loaderdoctor.attribution.loop_stacks import loop_line_facts
-from loaderdoctor.facts.host_work import LoopLineFacts
+from loaderdoctor.facts.host import LoopLineFacts
 from loaderdoctor.instrument.wire.window_records import (
     FramePlace,
     StackPlace,

@@ -19,7 +19,7 @@ from loaderdoctor.attribution.ranks import (
     without_peer_wait,
 )
 from loaderdoctor.attribution.trace_facts import attribute
-from loaderdoctor.facts.whole import RankFacts
+from loaderdoctor.facts import RankFacts
 from tests.attribution.build import AUTOGRAD, TraceBuilder
 
 REDUCE = "gloo:all_reduce"

@@ -10,7 +10,7 @@ import pytest
 
 from loaderdoctor.attribution.timeline import MAX_SPANS, step_timelines
 from loaderdoctor.attribution.trace_facts import attribute
-from loaderdoctor.facts.pictures import StepTimeline, TimelineRow
+from loaderdoctor.facts.step import StepTimeline, TimelineRow
 from loaderdoctor.trace import read_trace
 from tests.attribution.build import BACKGROUND, PIN, TraceBuilder
 from tests.attribution.recorded import as_one_step, recorded

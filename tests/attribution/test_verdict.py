@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from loaderdoctor.attribution.verdict import verdict_from_shares
-from loaderdoctor.facts.shares import Bound, Shares
+from loaderdoctor.facts.step import Bound, Shares
 
 
 def shares(

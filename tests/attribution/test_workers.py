@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from loaderdoctor.attribution.workers import worker_facts
-from loaderdoctor.facts.workers import WorkerFacts
+from loaderdoctor.facts.host import WorkerFacts
 from loaderdoctor.instrument.wire.window_records import FetchRecord
 from loaderdoctor.instrument.wire.worker_log import WorkerLog
 from loaderdoctor.instrument.wire.worker_records import read

@@ -66,7 +66,7 @@ def test_only_the_cluster_package_imports_ray() -> None:
 
 def test_loading_the_commands_loads_no_ray() -> None:
     code = (
-        "import sys, loaderdoctor.commands.analyze, loaderdoctor.commands.sweep.command\n"
+        "import sys, loaderdoctor.commands.analyze, loaderdoctor.commands.sweep\n"
         "assert 'ray' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

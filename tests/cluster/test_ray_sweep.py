@@ -19,8 +19,8 @@ import pytest
 
 from loaderdoctor.cluster import ray_tasks
 from loaderdoctor.commands.sweep import cluster as sweep_cluster
+from loaderdoctor.commands.sweep import sweep
 from loaderdoctor.commands.sweep.cluster import GroupsOnNodes, NodeWork
-from loaderdoctor.commands.sweep.command import sweep
 from loaderdoctor.commands.sweep.plan import SweepOptions
 from loaderdoctor.sweep.groups import TrialUpdate
 from tests.cluster.conftest import Nodes

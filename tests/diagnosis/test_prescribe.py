@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from loaderdoctor.advice.candidates import Candidate, CodeAdvice, Prescription
+from loaderdoctor.advice import Candidate, CodeAdvice, Prescription
 from loaderdoctor.advice.ideas import CHANGES
 from loaderdoctor.advice.prescription import prescribe
 from loaderdoctor.attribution.verdict import judge_run

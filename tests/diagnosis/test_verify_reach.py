@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from loaderdoctor.advice.candidates import Prescription
+from loaderdoctor.advice import Prescription
 from loaderdoctor.diagnosis.prescribe import prescribed_rows
 from loaderdoctor.diagnosis.verify import Verification, within_reach
+from loaderdoctor.facts import Facts
 from loaderdoctor.facts.loop import CpuFacts
-from loaderdoctor.facts.whole import Facts
 from loaderdoctor.report.words.changes import changes_of
 from loaderdoctor.settings import Settings
 from tests.diagnosis.test_prescribe import compared_

@@ -10,8 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 from loaderdoctor.estimate import Estimate
+from loaderdoctor.facts import Facts
+from loaderdoctor.facts.host import LineHotspot, WorkerFacts
 from loaderdoctor.facts.loop import AblationFacts, MachineFacts, StepFacts
-from loaderdoctor.facts.shares import Hidden, Shares
+from loaderdoctor.facts.step import Hidden, Shares
 from loaderdoctor.facts.trace import (
     CopyFacts,
     FetchFacts,
@@ -20,8 +22,6 @@ from loaderdoctor.facts.trace import (
     SyncFacts,
     TraceFacts,
 )
-from loaderdoctor.facts.whole import Facts
-from loaderdoctor.facts.workers import LineHotspot, WorkerFacts
 from loaderdoctor.instrument.wire.records import (
     LoaderRecord,
     SafetyRecord,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts import Facts
 from loaderdoctor.findings.model import Finding, Rule, Severity
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from loaderdoctor.facts import Facts
 from loaderdoctor.facts.loop import PageFacts
-from loaderdoctor.facts.whole import Facts
 from tests.findings.builders import loader, step, with_exposed, workers
 
 NO_WORKERS = (loader(settings={"num_workers": 0}),)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from loaderdoctor.facts.whole import Facts
-from loaderdoctor.facts.workers import Leaf
+from loaderdoctor.facts import Facts
+from loaderdoctor.facts.host import Leaf
 from loaderdoctor.instrument.wire.records import Normalisation, StoreRecord, TensorRecord
 from tests.findings.builders import line, loader, machine, step, with_exposed, workers
 

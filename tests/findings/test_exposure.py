@@ -10,8 +10,8 @@ from loaderdoctor.attribution.claims import claimed
 from loaderdoctor.attribution.combine import best_shares, lower_bounds
 from loaderdoctor.attribution.verdict import judge_run
 from loaderdoctor.estimate import Estimate
+from loaderdoctor.facts import Facts
 from loaderdoctor.facts.loop import AblationFacts, Mechanisms, OutsideFacts, WallFacts
-from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.exposure import is_open, loader_is_open
 from loaderdoctor.report.words.summary import verdict_sentence
 from tests.findings.builders import estimate, healthy, step, trace

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from loaderdoctor.facts import Facts
 from loaderdoctor.facts.loop import CpuFacts, Mechanisms
-from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.input_parts import (
     least_rest_ms,
     least_without_ms,

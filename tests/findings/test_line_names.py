@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from loaderdoctor.estimate import binomial_interval
-from loaderdoctor.facts.whole import Facts
-from loaderdoctor.facts.workers import Leaf, LineHotspot
+from loaderdoctor.facts import Facts
+from loaderdoctor.facts.host import Leaf, LineHotspot
 from loaderdoctor.findings.find import RULES, find
 from loaderdoctor.findings.line_names import (
     MIN_NAMED_SHARE,

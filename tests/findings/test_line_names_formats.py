@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from loaderdoctor.advice.ideas import FORMAT_CHANGES
 from loaderdoctor.advice.prescription import code_advice
 from loaderdoctor.attribution.workers import worker_facts
-from loaderdoctor.facts.whole import Facts
-from loaderdoctor.facts.workers import LineHotspot, WorkerFacts
+from loaderdoctor.facts import Facts
+from loaderdoctor.facts.host import LineHotspot, WorkerFacts
 from loaderdoctor.findings.line_names import FORMATS, MIN_STACK_SAMPLES, conversion
 from loaderdoctor.findings.model import Finding, Kind, Severity
 from loaderdoctor.findings.rules.batch_making import dataset_format_bound

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from loaderdoctor.advice.prescription import candidates, not_advised, prescribe
-from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts import Facts
 from loaderdoctor.findings.capacity import fed_workers, worker_limit, workers_needed
 from loaderdoctor.findings.find import find
 from loaderdoctor.findings.loader_change import why_unsafe

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from loaderdoctor.estimate import Estimate
+from loaderdoctor.facts import Facts
 from loaderdoctor.facts.loop import AblationFacts, Mechanisms
-from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.input_parts import least_rest_ms, least_without_ms, pool_ms
 from tests.findings.builders import healthy, loader, machine, step, workers
 

@@ -10,7 +10,7 @@ import msgspec
 
 from loaderdoctor.attribution.pictures import MAX_BATCHES
 from loaderdoctor.attribution.timeline import MAX_SPANS, MAX_WORKER_ROWS
-from loaderdoctor.facts.pictures import (
+from loaderdoctor.facts.step import (
     Doing,
     SampleTimes,
     StepTimeline,

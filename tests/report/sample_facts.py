@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from loaderdoctor.estimate import Estimate
+from loaderdoctor.facts import Facts
 from loaderdoctor.facts.loop import AblationFacts, MachineFacts, StepFacts
-from loaderdoctor.facts.shares import Hidden, Shares
+from loaderdoctor.facts.step import Hidden, Shares
 from loaderdoctor.facts.trace import (
     BusyFacts,
     FetchFacts,
@@ -19,7 +20,6 @@ from loaderdoctor.facts.trace import (
     SyncFacts,
     TraceFacts,
 )
-from loaderdoctor.facts.whole import Facts
 from loaderdoctor.instrument.wire.records import Environment, LoaderRecord
 from loaderdoctor.settings import Settings
 from tests.trace_facts import changed

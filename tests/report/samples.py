@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
+from loaderdoctor.facts.host import LineHotspot, WorkerFacts
 from loaderdoctor.facts.loop import AblationFacts, OutsideFacts, WallFacts
-from loaderdoctor.facts.shares import Bound, Hidden, VerdictSeverity
-from loaderdoctor.facts.workers import LineHotspot, WorkerFacts
+from loaderdoctor.facts.step import Bound, Hidden, VerdictSeverity
 from loaderdoctor.findings.model import Finding, Kind, Severity
 from loaderdoctor.report import model
 from loaderdoctor.report.build import Judged, RunNotes, Tried, build_report

@@ -273,7 +273,7 @@ def test_analyze_writes_the_page_with_the_steps_of_the_trace(tmp_path: Path) -> 
 
 def test_nothing_is_imported_for_the_page_before_it_is_written() -> None:
     code = (
-        "import sys, loaderdoctor.commands.diagnose, loaderdoctor.commands.sweep.command\n"
+        "import sys, loaderdoctor.commands.diagnose, loaderdoctor.commands.sweep\n"
         "assert 'matplotlib' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

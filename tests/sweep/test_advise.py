@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from loaderdoctor.estimate import Estimate
-from loaderdoctor.facts.own_settings import AS_IS, meaning, own_settings
+from loaderdoctor.facts import AS_IS, meaning, own_settings
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.advise import nearness_sentence, recommended_rows, verdict_of_sweep
 from loaderdoctor.sweep.evidence import SweepEvidence

@@ -7,7 +7,7 @@ import pytest
 
 from loaderdoctor.combinations import invalid_reason
 from loaderdoctor.errors import UsageError
-from loaderdoctor.facts.own_settings import AS_IS, meaning, own_settings
+from loaderdoctor.facts import AS_IS, meaning, own_settings
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.grid import (
     asked_trials,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from loaderdoctor.cluster import Hardware
-from loaderdoctor.facts.own_settings import own_settings
+from loaderdoctor.facts import own_settings
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.grouped_evidence import GroupedEvidence
 from loaderdoctor.sweep.groups import (

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from loaderdoctor.facts.shares import Shares
+from loaderdoctor.facts.step import Shares
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.grid import default_trials
 from loaderdoctor.sweep.live import LiveSweep, trial_table

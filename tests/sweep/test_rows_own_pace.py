@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from loaderdoctor.facts.own_settings import AS_IS
+from loaderdoctor.facts import AS_IS
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.instrument.wire.window_records import CpuRecord, FetchRecord
 from loaderdoctor.report.words.first_screen import SLOW_START

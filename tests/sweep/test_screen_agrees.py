@@ -6,7 +6,7 @@ import itertools
 from collections import Counter
 from dataclasses import replace
 
-from loaderdoctor.facts.own_settings import AS_IS
+from loaderdoctor.facts import AS_IS
 from loaderdoctor.findings.model import Prediction
 from loaderdoctor.report.console.page import console_text
 from loaderdoctor.report.model import Report

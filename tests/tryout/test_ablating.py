@@ -11,7 +11,7 @@ import pytest
 from loaderdoctor.attribution.ablation import Round
 from loaderdoctor.attribution.step import step_facts
 from loaderdoctor.diagnosis.analysis import analyse
-from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts import Facts
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.instrument.wire.records import BoundaryRecord
 from loaderdoctor.instrument.wire.window_records import CpuRecord

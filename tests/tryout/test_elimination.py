@@ -8,7 +8,7 @@ from statistics import median
 
 import pytest
 
-from loaderdoctor.facts.own_settings import n_changes
+from loaderdoctor.facts import n_changes
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.grid import default_trials
 from loaderdoctor.sweep.run import Sweep

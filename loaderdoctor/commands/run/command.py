@@ -19,9 +19,7 @@ import msgspec
 
 from loaderdoctor.commands.launch import option_words, several_machines, target_of
 from loaderdoctor.commands.output import STDOUT, check_json_target, share_rules
-from loaderdoctor.commands.run.listen import listen
-from loaderdoctor.commands.run.run_files import RECORDED
-from loaderdoctor.commands.run.start import (
+from loaderdoctor.commands.run import (
     ListenOptions,
     become,
     become_torchrun,
@@ -29,6 +27,8 @@ from loaderdoctor.commands.run.start import (
     config_of,
     listen_apart,
 )
+from loaderdoctor.commands.run.listen import listen
+from loaderdoctor.commands.run.run_files import RECORDED
 from loaderdoctor.errors import UsageError
 from loaderdoctor.instrument.command.rank_connection import (
     check_launcher,

@@ -28,6 +28,7 @@ import msgspec
 from loaderdoctor import format as fmt
 from loaderdoctor.alerts import Alert, Counted
 from loaderdoctor.alerts.job import Job
+from loaderdoctor.commands.run import ListenOptions, config_of, unjudged
 from loaderdoctor.commands.run.run_files import (
     RECORDED,
     Loop,
@@ -36,7 +37,6 @@ from loaderdoctor.commands.run.run_files import (
     openmetrics,
     run_row,
 )
-from loaderdoctor.commands.run.start import ListenOptions, config_of, unjudged
 from loaderdoctor.instrument.command.launch_config import Target
 from loaderdoctor.instrument.command.measuring_process import ConnectionListener
 from loaderdoctor.instrument.command.recorded_run import RecordedRun

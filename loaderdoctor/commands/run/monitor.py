@@ -168,8 +168,8 @@ class monitor:  # noqa: N801 - a context manager, called like a function
         self, folder: RunFolder, label: str, began_s: float
     ) -> tuple[LaunchConfig, Channel] | None:
         """Start the process that listens; None where it can't be had, which is said."""
+        from loaderdoctor.commands.run import ListenOptions
         from loaderdoctor.commands.run.listen import Apart
-        from loaderdoctor.commands.run.start import ListenOptions
 
         sums = Path(tempfile.mkdtemp(prefix="loaderdoctor-"))
         apart = Apart(

@@ -27,7 +27,7 @@ from loaderdoctor.commands.sweep.plan import (
     why_no_dali,
 )
 from loaderdoctor.errors import RunError
-from loaderdoctor.facts.own_settings import meaning, own_settings
+from loaderdoctor.facts import meaning, own_settings
 from loaderdoctor.instrument.command.job import JobRun
 from loaderdoctor.instrument.command.launch_config import LaunchOptions
 from loaderdoctor.instrument.command.launch_config import Target as Script

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from loaderdoctor import format as fmt
-from loaderdoctor.facts.shares import MODERATE_SHARE
-from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts import Facts
+from loaderdoctor.facts.step import MODERATE_SHARE
 from loaderdoctor.findings.capacity import stall_cost
 from loaderdoctor.findings.exposure import Cost, input_cost, loader_id
 from loaderdoctor.findings.input_parts import making_cost

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from loaderdoctor import format as fmt
-from loaderdoctor.facts.shares import HIGH_SHARE, MODERATE_SHARE
+from loaderdoctor.facts import Facts
+from loaderdoctor.facts.step import HIGH_SHARE, MODERATE_SHARE
 from loaderdoctor.facts.trace import ComputeFacts
-from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.exposure import exposed
 from loaderdoctor.findings.model import EvidenceValue, Finding, Kind, Severity
 

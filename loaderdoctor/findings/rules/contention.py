@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from loaderdoctor import format as fmt
-from loaderdoctor.facts.shares import MODERATE_SHARE
+from loaderdoctor.facts import Facts
+from loaderdoctor.facts.step import MODERATE_SHARE
 from loaderdoctor.facts.trace import moved_gb_per_s, pinned_bytes, silent_behind_copies_ms
-from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.capacity import (
     batch_ms,
     cpu_cores_used,

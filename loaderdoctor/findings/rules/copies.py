@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from loaderdoctor import format as fmt
-from loaderdoctor.facts.shares import MODERATE_SHARE
+from loaderdoctor.facts import Facts
+from loaderdoctor.facts.step import MODERATE_SHARE
 from loaderdoctor.facts.trace import CALL_MS, MIN_TENSOR_BYTES, small_copies
-from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.exposure import (
     MIN_BLOCKED_PART,
     bandwidth_gb_per_s,

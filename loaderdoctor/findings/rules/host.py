@@ -6,10 +6,10 @@ For launches and reads of values, or for work of the loop's own, told by the lin
 from __future__ import annotations
 
 from loaderdoctor import format as fmt
-from loaderdoctor.facts.host_work import WAITS, LoopLineFacts, LoopPlace, work_between
-from loaderdoctor.facts.shares import HIGH_SHARE, MODERATE_SHARE
+from loaderdoctor.facts import Facts
+from loaderdoctor.facts.host import WAITS, LoopLineFacts, LoopPlace, work_between
+from loaderdoctor.facts.step import HIGH_SHARE, MODERATE_SHARE
 from loaderdoctor.facts.trace import silent_behind_copies_ms, workers_set_the_pace
-from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.exposure import (
     exposed,
     has_accelerator,

@@ -7,9 +7,9 @@ thread maps page by page what is new to it: its batches' memory, and its own in 
 from __future__ import annotations
 
 from loaderdoctor import format as fmt
+from loaderdoctor.facts import Facts
 from loaderdoctor.facts.loop import CollectionFacts
-from loaderdoctor.facts.shares import MODERATE_SHARE
-from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts.step import MODERATE_SHARE
 from loaderdoctor.findings.exposure import (
     Cost,
     has_accelerator,

@@ -6,10 +6,10 @@ import re
 
 from loaderdoctor import format as fmt
 from loaderdoctor.estimate import Estimate
-from loaderdoctor.facts.host_work import LoopPlace
+from loaderdoctor.facts import Facts
+from loaderdoctor.facts.host import LoopPlace
 from loaderdoctor.facts.loop import CompileFacts, NewShapeFacts
-from loaderdoctor.facts.shares import HIGH_SHARE, MODERATE_SHARE
-from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts.step import HIGH_SHARE, MODERATE_SHARE
 from loaderdoctor.findings.exposure import severity
 from loaderdoctor.findings.loop_words import name_of, where
 from loaderdoctor.findings.model import Finding, Kind, Severity

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from loaderdoctor import format as fmt
-from loaderdoctor.facts.host_work import LoopPlace
+from loaderdoctor.facts import Facts
+from loaderdoctor.facts.host import LoopPlace
 from loaderdoctor.facts.loop import OutsideFacts, WallFacts
-from loaderdoctor.facts.shares import MODERATE_SHARE
-from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts.step import MODERATE_SHARE
 from loaderdoctor.findings.exposure import severity
 from loaderdoctor.findings.loop_words import advice_of, sentence_of
 from loaderdoctor.findings.model import Finding, Kind, Severity

@@ -6,8 +6,8 @@ The last is where a batch costs most by being handed over, or by fetching each s
 from __future__ import annotations
 
 from loaderdoctor import format as fmt
-from loaderdoctor.facts.shares import MODERATE_SHARE
-from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts import Facts
+from loaderdoctor.facts.step import MODERATE_SHARE
 from loaderdoctor.findings.capacity import (
     MAX_WAITING_CPU_SHARE,
     SATURATED_CPU_SHARE,

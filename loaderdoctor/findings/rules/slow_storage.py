@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from loaderdoctor import format as fmt
 from loaderdoctor.estimate import Estimate
+from loaderdoctor.facts import Facts
+from loaderdoctor.facts.host import WorkerFacts
 from loaderdoctor.facts.loop import PoolTrial
-from loaderdoctor.facts.shares import MODERATE_SHARE
-from loaderdoctor.facts.whole import Facts
-from loaderdoctor.facts.workers import WorkerFacts
+from loaderdoctor.facts.step import MODERATE_SHARE
 from loaderdoctor.findings.capacity import MAX_WAITING_CPU_SHARE, main_cpu_ms, rest_ms
 from loaderdoctor.findings.exposure import Cost, loader_id, num_workers
 from loaderdoctor.findings.input_parts import making_cost

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from statistics import median
 
 from loaderdoctor import format as fmt
+from loaderdoctor.facts import Facts, RankFacts
 from loaderdoctor.facts.loop import GpuLimitFacts
-from loaderdoctor.facts.shares import MODERATE_SHARE
-from loaderdoctor.facts.whole import Facts, RankFacts
+from loaderdoctor.facts.step import MODERATE_SHARE
 from loaderdoctor.findings.exposure import has_accelerator, severity
 from loaderdoctor.findings.model import Finding, Kind, Severity
 

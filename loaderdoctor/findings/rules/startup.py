@@ -6,8 +6,8 @@ And what stands between a loop and any worker: a script that workers would run a
 from __future__ import annotations
 
 from loaderdoctor import format as fmt
-from loaderdoctor.facts.shares import MODERATE_SHARE
-from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts import Facts
+from loaderdoctor.facts.step import MODERATE_SHARE
 from loaderdoctor.findings.capacity import all_batches_ms
 from loaderdoctor.findings.exposure import (
     Cost,

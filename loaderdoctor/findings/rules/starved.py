@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 
 from loaderdoctor import format as fmt
-from loaderdoctor.facts.shares import MODERATE_SHARE
+from loaderdoctor.facts import Facts
+from loaderdoctor.facts.host import EdgeFacts
+from loaderdoctor.facts.step import MODERATE_SHARE
 from loaderdoctor.facts.trace import (
     BURST_PART,
     in_bursts,
@@ -13,8 +15,6 @@ from loaderdoctor.facts.trace import (
     pinned_bytes,
     workers_set_the_pace,
 )
-from loaderdoctor.facts.whole import Facts
-from loaderdoctor.facts.workers import EdgeFacts
 from loaderdoctor.findings.capacity import (
     KEEPS_UP_MARGIN,
     batch_cpu_ms,

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 from loaderdoctor import format as fmt
 from loaderdoctor.estimate import binomial_interval
-from loaderdoctor.facts.shares import MODERATE_SHARE
-from loaderdoctor.facts.whole import Facts
-from loaderdoctor.facts.workers import LineHotspot, WorkerFacts
+from loaderdoctor.facts import Facts
+from loaderdoctor.facts.host import LineHotspot, WorkerFacts
+from loaderdoctor.facts.step import MODERATE_SHARE
 from loaderdoctor.findings.capacity import MAX_WAITING_CPU_SHARE, in_flight_bytes, rest_ms
 from loaderdoctor.findings.exposure import copy_cost, exposed, input_cost, loader_id, severity
 from loaderdoctor.findings.input_parts import making_cost

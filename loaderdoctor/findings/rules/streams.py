@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from loaderdoctor import format as fmt
+from loaderdoctor.facts import Facts
 from loaderdoctor.facts.loop import ShardFacts
-from loaderdoctor.facts.shares import MODERATE_SHARE
-from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts.step import MODERATE_SHARE
 from loaderdoctor.findings.exposure import input_cost
 from loaderdoctor.findings.model import EvidenceValue, Finding, Kind, Severity
 from loaderdoctor.instrument.wire.records import LoaderRecord, StreamRecord

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from loaderdoctor import format as fmt
+from loaderdoctor.facts import Facts
 from loaderdoctor.facts.loop import ThreadTrial
-from loaderdoctor.facts.shares import MODERATE_SHARE
-from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts.step import MODERATE_SHARE
 from loaderdoctor.findings.capacity import cpu_cores_used, cpu_saturated, cpus_words
 from loaderdoctor.findings.exposure import Cost, input_cost, loader_id, num_workers, severity
 from loaderdoctor.findings.input_parts import contention_cost

@@ -7,8 +7,8 @@ count and so copies its page, up to all of them; a leak or a cache in the worker
 from __future__ import annotations
 
 from loaderdoctor import format as fmt
-from loaderdoctor.facts.whole import Facts
-from loaderdoctor.facts.workers import GrowthFacts
+from loaderdoctor.facts import Facts
+from loaderdoctor.facts.host import GrowthFacts
 from loaderdoctor.findings.exposure import loader_id
 from loaderdoctor.findings.loader_change import change_of, container_bytes
 from loaderdoctor.findings.model import Finding, Kind, Severity

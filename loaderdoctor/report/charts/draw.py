@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from loaderdoctor import format as fmt
-from loaderdoctor.facts.pictures import SampleTimes, StepTimeline, WaitSeries
+from loaderdoctor.facts.step import SampleTimes, StepTimeline, WaitSeries
 from loaderdoctor.report.charts import plots
 from loaderdoctor.report.charts.sheet import NARROW, WIDE, Sheet, in_css, paper
 from loaderdoctor.report.charts.subjects import (

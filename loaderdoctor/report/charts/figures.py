@@ -12,7 +12,7 @@ from typing import Any
 from markupsafe import Markup
 
 from loaderdoctor import format as fmt
-from loaderdoctor.facts.pictures import SampleTimes, StepTimeline, WaitSeries
+from loaderdoctor.facts.step import SampleTimes, StepTimeline, WaitSeries
 from loaderdoctor.report.charts.subjects import (
     NO_PREFETCH,
     Bars,

@@ -11,7 +11,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocat
 
 from loaderdoctor import format as fmt
 from loaderdoctor.estimate import Interval
-from loaderdoctor.facts.pictures import SampleTimes, StepTimeline, WaitSeries
+from loaderdoctor.facts.step import SampleTimes, StepTimeline, WaitSeries
 from loaderdoctor.report.charts.sheet import Line, Rectangle, Rows, Sheet, labelled_rows
 from loaderdoctor.report.charts.subjects import (
     NO_PREFETCH,

@@ -8,7 +8,7 @@ from typing import Any
 
 from loaderdoctor import format as fmt
 from loaderdoctor.estimate import Interval
-from loaderdoctor.facts.pictures import SampleTimes, StepTimeline, WaitSeries
+from loaderdoctor.facts.step import SampleTimes, StepTimeline, WaitSeries
 from loaderdoctor.report.model import Report, Trial
 from loaderdoctor.report.run_model import GpuBusy
 from loaderdoctor.report.words.parts import SHARE_ORDER

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from loaderdoctor.facts.pictures import BatchCopy, Tracks
+from loaderdoctor.facts.step import BatchCopy, Tracks
 from loaderdoctor.report.files import RunFolder, atomic_writer
 from loaderdoctor.report.traces.raw_trace import (
     gzip_writer,

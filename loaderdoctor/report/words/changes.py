@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from loaderdoctor import format as fmt
-from loaderdoctor.advice.candidates import PredictedFrom
-from loaderdoctor.facts.shares import MODERATE_SHARE
+from loaderdoctor.advice import PredictedFrom
+from loaderdoctor.facts.step import MODERATE_SHARE
 from loaderdoctor.report.model import Recommendation, Report, Trial
 from loaderdoctor.report.run_model import Wall
 from loaderdoctor.setting_words import capitalised, phrase, together

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from loaderdoctor import format as fmt
+from loaderdoctor.facts import Facts
 from loaderdoctor.facts.trace import ProfilerFacts, TraceFacts
-from loaderdoctor.facts.whole import Facts
 from loaderdoctor.report import model
 from loaderdoctor.report.model import Report, Trial
 

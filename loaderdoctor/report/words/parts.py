@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from loaderdoctor import format as fmt
+from loaderdoctor.facts import Facts
 from loaderdoctor.facts.loop import OutsideFacts, StepFacts, WallFacts
-from loaderdoctor.facts.shares import (
+from loaderdoctor.facts.step import (
     HIGH_SHARE,
     MODERATE_SHARE,
     VerdictSeverity,
     shown_severity,
 )
 from loaderdoctor.facts.trace import BusyFacts, IdleGapFacts
-from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.model import Finding as FoundFinding
 from loaderdoctor.findings.model import Kind, Severity
 from loaderdoctor.findings.rules.outside import named, next_to_elsewhere, outside_words

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from loaderdoctor import format as fmt
-from loaderdoctor.facts.shares import HIGH_SHARE, MODERATE_SHARE
+from loaderdoctor.facts.step import HIGH_SHARE, MODERATE_SHARE
 from loaderdoctor.instrument.wire.beats import TuningRecord
 from loaderdoctor.report.model import Verdict
 from loaderdoctor.report.run_model import Run, RunAlert, RunEpoch, RunTime

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from loaderdoctor import format as fmt
-from loaderdoctor.facts.shares import MODERATE_SHARE, Bound, VerdictSeverity
-from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts import Facts
+from loaderdoctor.facts.step import MODERATE_SHARE, Bound, VerdictSeverity
 from loaderdoctor.findings.exposure import trace_alone
 from loaderdoctor.findings.input_parts import cost_beyond_wait, mapping_cost
 from loaderdoctor.findings.model import PARTS, Finding, Kind, Severity

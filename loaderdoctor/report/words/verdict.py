@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from loaderdoctor import format as fmt
 from loaderdoctor.estimate import interval
-from loaderdoctor.facts.shares import MODERATE_SHARE, Bound, VerdictSeverity
+from loaderdoctor.facts import Facts
+from loaderdoctor.facts.step import MODERATE_SHARE, Bound, VerdictSeverity
 from loaderdoctor.facts.trace import TraceFacts, may_be_crowded
-from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.capacity import all_batches_ms, all_receiving_ms, rest_ms
 from loaderdoctor.findings.exposure import is_open, num_workers, trace_alone
 from loaderdoctor.findings.model import Finding, Kind

@@ -17,7 +17,7 @@ import msgspec
 from loaderdoctor import format as fmt
 from loaderdoctor.combinations import invalid_reason
 from loaderdoctor.errors import UsageError
-from loaderdoctor.facts.own_settings import meaning, own_settings
+from loaderdoctor.facts import meaning, own_settings
 from loaderdoctor.instrument.command.launch_config import Target as Script
 from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.report.model import ReportWarning

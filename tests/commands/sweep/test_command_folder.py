@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from loaderdoctor.commands.sweep.command import raw_traces
+from loaderdoctor.commands.sweep import raw_traces
 from loaderdoctor.report.files import RunFolder
 
 

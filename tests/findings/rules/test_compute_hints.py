@@ -10,8 +10,8 @@ import pytest
 
 from loaderdoctor.advice.prescription import code_advice
 from loaderdoctor.attribution.combine import facts_of_trace
+from loaderdoctor.facts import Facts
 from loaderdoctor.facts.trace import ComputeFacts
-from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.find import find
 from loaderdoctor.findings.model import Kind, Severity
 from loaderdoctor.findings.rules.compute_hints import (

@@ -10,7 +10,7 @@ import pytest
 from loaderdoctor.advice.prescription import code_advice
 from loaderdoctor.attribution.combine import facts_of_trace
 from loaderdoctor.attribution.verdict import judge_run
-from loaderdoctor.facts.host_work import CodeLine, LoopLineFacts, LoopPlace
+from loaderdoctor.facts.host import CodeLine, LoopLineFacts, LoopPlace
 from loaderdoctor.facts.trace import HostHotspot
 from loaderdoctor.findings.model import Severity
 from loaderdoctor.findings.rules.host import work_between_steps

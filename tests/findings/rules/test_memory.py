@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from loaderdoctor.advice.prescription import prescribe
+from loaderdoctor.facts import Facts
 from loaderdoctor.facts.loop import CollectionFacts
-from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.find import find
 from loaderdoctor.findings.model import Kind, Severity
 from loaderdoctor.findings.rules.memory import gc_in_workers, gc_pauses

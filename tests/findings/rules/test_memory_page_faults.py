@@ -12,8 +12,8 @@ import pytest
 
 from loaderdoctor.advice.prescription import candidates
 from loaderdoctor.attribution.ablation import synthetic_faults
+from loaderdoctor.facts import Facts
 from loaderdoctor.facts.loop import CpuFacts
-from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.find import find
 from loaderdoctor.findings.model import Kind, Severity
 from loaderdoctor.findings.rules.contention import gil_contention

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from loaderdoctor.estimate import Estimate
-from loaderdoctor.facts.host_work import LoopLineFacts
+from loaderdoctor.facts import Facts
+from loaderdoctor.facts.host import LoopLineFacts
 from loaderdoctor.facts.loop import CompileFacts, NewShapeFacts
-from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.find import find
 from loaderdoctor.findings.model import Kind, Severity
 from loaderdoctor.findings.rules.new_shapes import (

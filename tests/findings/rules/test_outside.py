@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from loaderdoctor.facts.host_work import CodeLine, LoopLineFacts, LoopPlace
+from loaderdoctor.facts.host import CodeLine, LoopLineFacts, LoopPlace
 from loaderdoctor.facts.loop import OutsideFacts, WallFacts
 from loaderdoctor.findings.find import find
 from loaderdoctor.findings.model import Kind, Severity

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts import Facts
 from loaderdoctor.findings.find import find
 from loaderdoctor.findings.model import Severity
 from loaderdoctor.findings.rules import outside as rules

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from loaderdoctor.advice.prescription import candidates
+from loaderdoctor.facts import Facts
 from loaderdoctor.facts.loop import CpuFacts
-from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.capacity import cpu_saturated, cpus_words
 from loaderdoctor.findings.find import find
 from loaderdoctor.findings.model import Severity

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from loaderdoctor.estimate import Estimate
+from loaderdoctor.facts import Facts
+from loaderdoctor.facts.host import MoreReaders, Readers, ReadFacts
 from loaderdoctor.facts.loop import PoolTrial
-from loaderdoctor.facts.whole import Facts
-from loaderdoctor.facts.workers import MoreReaders, Readers, ReadFacts
 from loaderdoctor.findings.find import find
 from loaderdoctor.findings.model import Kind, Severity
 from loaderdoctor.findings.rules.slow_storage import (

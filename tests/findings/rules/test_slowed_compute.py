@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from loaderdoctor.facts import Facts
 from loaderdoctor.facts.loop import GpuLimitFacts
-from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.model import Severity
 from loaderdoctor.findings.rules.slowed_compute import gpu_throttled
 from tests.findings.builders import healthy, with_exposed

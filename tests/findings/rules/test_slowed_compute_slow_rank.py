@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from loaderdoctor.facts.shares import Shares
-from loaderdoctor.facts.whole import Facts, RankFacts
+from loaderdoctor.facts import Facts, RankFacts
+from loaderdoctor.facts.step import Shares
 from loaderdoctor.findings.model import Severity
 from loaderdoctor.findings.rules.slowed_compute import slow_rank
 from tests.findings.builders import healthy

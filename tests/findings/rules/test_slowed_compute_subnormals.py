@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts import Facts
 from loaderdoctor.findings.model import Severity
 from loaderdoctor.findings.rules.slowed_compute import subnormal_numbers
 from loaderdoctor.instrument.wire.records import SubnormalRecord

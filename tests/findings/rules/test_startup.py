@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from loaderdoctor.attribution.combine import facts_of_trace
-from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts import Facts
 from loaderdoctor.findings.model import Severity
 from loaderdoctor.findings.rules.startup import iterator_recreated, worker_startup_each_epoch
 from loaderdoctor.instrument.wire.records import LoaderRecord

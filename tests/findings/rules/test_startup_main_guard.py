@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from loaderdoctor.advice.code import edits_for
-from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts import Facts
 from loaderdoctor.findings.find import find
 from loaderdoctor.findings.model import Kind, Severity
 from loaderdoctor.findings.rules.startup import main_guard_missing

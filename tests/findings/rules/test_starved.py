@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from loaderdoctor.attribution.combine import facts_of_trace
+from loaderdoctor.facts.host import EdgeFacts
 from loaderdoctor.facts.trace import TraceFacts
-from loaderdoctor.facts.workers import EdgeFacts
 from loaderdoctor.findings.model import Severity
 from loaderdoctor.findings.rules.saturated import (
     cpu_saturated_workers,

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from loaderdoctor.facts.whole import Facts
-from loaderdoctor.facts.workers import ReadFacts
+from loaderdoctor.facts import Facts
+from loaderdoctor.facts.host import ReadFacts
 from loaderdoctor.findings.rules.storage import cached, helps, kept_on
 from tests.findings.builders import healthy, loader, workers
 

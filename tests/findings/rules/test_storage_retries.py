@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from loaderdoctor.facts.whole import Facts
-from loaderdoctor.facts.workers import Leaf, LineHotspot
+from loaderdoctor.facts import Facts
+from loaderdoctor.facts.host import Leaf, LineHotspot
 from loaderdoctor.findings.find import find
 from loaderdoctor.findings.model import Kind, Severity
 from loaderdoctor.findings.rules.storage import retried_requests

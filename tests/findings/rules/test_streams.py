@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from loaderdoctor.facts import Facts
 from loaderdoctor.facts.loop import ShardFacts
-from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.find import find
 from loaderdoctor.findings.model import Kind, Severity
 from loaderdoctor.findings.rules.streams import samples_repeated, shuffle_collapsed, uneven_shards

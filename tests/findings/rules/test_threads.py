@@ -9,8 +9,8 @@ import pytest
 
 from loaderdoctor.advice.prescription import prescribe
 from loaderdoctor.estimate import Estimate
+from loaderdoctor.facts import Facts
 from loaderdoctor.facts.loop import CpuFacts, ThreadTrial
-from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.find import find
 from loaderdoctor.findings.model import Kind, Severity
 from loaderdoctor.findings.rules.contention import (

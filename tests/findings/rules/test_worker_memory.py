@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from loaderdoctor.facts.whole import Facts
-from loaderdoctor.facts.workers import GrowthFacts, WorkerMemoryFacts
+from loaderdoctor.facts import Facts
+from loaderdoctor.facts.host import GrowthFacts, WorkerMemoryFacts
 from loaderdoctor.findings.model import Severity
 from loaderdoctor.findings.rules.worker_memory import worker_memory_grows, workers_copy_dataset
 from loaderdoctor.instrument.wire.records import ContainerRecord

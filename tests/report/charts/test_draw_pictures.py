@@ -102,5 +102,5 @@ def test_nothing_measured_draws_nothing(tmp_path: Path) -> None:
 
 
 def test_matplotlib_is_loaded_only_to_draw() -> None:
-    code = "import sys, loaderdoctor.commands.sweep.command; assert 'matplotlib' not in sys.modules"
+    code = "import sys, loaderdoctor.commands.sweep; assert 'matplotlib' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -15,7 +15,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from loaderdoctor.facts.shares import Bound, VerdictSeverity
+from loaderdoctor.facts.step import Bound, VerdictSeverity
 from loaderdoctor.findings.model import Finding, Kind, Severity
 from loaderdoctor.report import model
 from loaderdoctor.report.console.page import console_text, render_report

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from loaderdoctor.attribution.verdict import judge_run
 from loaderdoctor.facts.loop import AblationFacts
-from loaderdoctor.facts.shares import Bound, VerdictSeverity
+from loaderdoctor.facts.step import Bound, VerdictSeverity
 from loaderdoctor.findings.model import Finding, Kind, Severity
 from loaderdoctor.report.console.page import console_text, render_report
 from loaderdoctor.report.html import html

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from loaderdoctor.attribution.combine import facts_of_trace
 from loaderdoctor.attribution.verdict import judge_trace
-from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts import Facts
 from loaderdoctor.findings.find import find
 from loaderdoctor.report import model
 from loaderdoctor.report.build import step_of

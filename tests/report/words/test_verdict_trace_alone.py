@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from loaderdoctor.attribution.combine import facts_of_trace
 from loaderdoctor.estimate import Estimate
-from loaderdoctor.facts.shares import Bound, VerdictSeverity
+from loaderdoctor.facts.step import Bound, VerdictSeverity
 from loaderdoctor.facts.trace import ProfilerFacts, TraceFacts
 from loaderdoctor.report.words.summary import verdict_sentence
 from loaderdoctor.report.words.verdict import caveats

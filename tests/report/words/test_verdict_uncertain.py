@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from loaderdoctor.facts.shares import Shares
+from loaderdoctor.facts.step import Shares
 from loaderdoctor.report.words.verdict import uncertain_sentence
 from tests.findings.builders import healthy
 

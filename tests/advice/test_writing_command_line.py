@@ -11,9 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from loaderdoctor.advice.command_line import rerun
-from loaderdoctor.advice.writing import written
-from loaderdoctor.facts.whole import Facts
+from loaderdoctor.advice.writing import rerun, written
+from loaderdoctor.facts import Facts
 from loaderdoctor.settings import Settings
 from tests.advice.printed import facts_of, printed
 from tests.advice.test_printed_code import rows_of

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from loaderdoctor.advice.ideas import CHANGES, FORMAT_CHANGES
 from loaderdoctor.facts.step import HIGH_SHARE, MODERATE_SHARE
-from loaderdoctor.findings import find
+from loaderdoctor.findings import Kind, Rule, rules
 from loaderdoctor.findings.line_names import FORMATS
-from loaderdoctor.findings.model import Kind, Rule
 
 PAGE = Path(__file__).parent / "findings.md"
 PARTS = ("Decides on", "Abstains", "Fooled by")
@@ -70,10 +69,10 @@ def page() -> str:
     """The whole page."""
     lines = [HEAD]
     lines += ["| kind | what it says |", "|---|---|"]
-    for rule in find.RULES:
+    for rule in rules.RULES:
         kind, (first, _) = kind_of(rule).value, parts_of(rule)
         lines.append(f"| [`{kind}`](#{kind}) | {first} |")
-    for rule in find.RULES:
+    for rule in rules.RULES:
         kind = kind_of(rule)
         first, parts = parts_of(rule)
         lines += ["", f"## {kind.value}", "", first, ""]
@@ -87,10 +86,10 @@ def page() -> str:
                 change = FORMAT_CHANGES[form.name]
                 lines += example(change.title, change.example, change.caution)
     lines += ["", "## Where one finding silences another", ""]
-    for overrule in find.OVERRULES:
+    for overrule in rules.OVERRULES:
         losers = ", ".join(f"`{k.value}`" for k in overrule.losers)
         lines.append(f"- `{overrule.winner.value}` over {losers}: {overrule.reason}.")
-    decided = {kind_of(rule) for rule in find.RULES}
+    decided = {kind_of(rule) for rule in rules.RULES}
     open_kinds = ", ".join(f"`{kind.value}`" for kind in Kind if kind not in decided)
     if open_kinds:
         lines += ["", "## Reserved", "", f"Named, and not decided yet: {open_kinds}."]

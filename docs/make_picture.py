@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.terminal_theme import DIMMED_MONOKAI
 from rich.text import Text
 
-from loaderdoctor.report.console.page import render_report
-from loaderdoctor.report.files import read_report
+from loaderdoctor.report import read_report
+from loaderdoctor.report.console import render_report
 from loaderdoctor.report.model import Report
 
 COLUMNS = 92

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from loaderdoctor.report import RunFolder, read_report
 from loaderdoctor.report.charts.draw import write_plots
-from loaderdoctor.report.files import RunFolder, read_report
 
 RESULTS = Path(__file__).with_name("results")
 MAX_PLOT_BYTES = 150_000

@@ -20,7 +20,7 @@ from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the tests are part of no package
 from docs.make_picture import picture
-from loaderdoctor.report.files import read_report
+from loaderdoctor.report import read_report
 from loaderdoctor.report.html import html
 from loaderdoctor.report.model import Report
 from tests.report.browser import Page, browser

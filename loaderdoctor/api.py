@@ -35,8 +35,8 @@ from loaderdoctor.instrument.session.hooks import Hooks
 from loaderdoctor.instrument.session.session import Session
 from loaderdoctor.instrument.system.interpreter import user_site
 from loaderdoctor.instrument.wire.protocol import ProfilerSchedule
-from loaderdoctor.report.console.page import console_text
-from loaderdoctor.report.files import RunFolder
+from loaderdoctor.report import RunFolder
+from loaderdoctor.report.console import console_text
 
 if TYPE_CHECKING:
     from loaderdoctor.report.model import Report

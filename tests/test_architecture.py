@@ -203,7 +203,7 @@ def body(path: Path) -> list[ast.stmt]:
     return ast.parse(path.read_text(encoding="utf-8")).body
 
 
-@pytest.mark.parametrize("command", ["analyze", "diagnose", "run.command", "sweep.command"])
+@pytest.mark.parametrize("command", ["analyze", "diagnose", "run.command", "sweep"])
 def test_a_command_loads_what_it_writes_with_only_when_it_writes(command: str) -> None:
     code = (
         f"import sys, loaderdoctor.commands.{command}\n"

@@ -14,10 +14,10 @@ from loaderdoctor import format as fmt
 from loaderdoctor.advice.code import CodeEdit, edits_for, loader_arguments
 from loaderdoctor.facts import Facts
 from loaderdoctor.facts.host import WorkerFacts
+from loaderdoctor.findings import Finding, Kind
 from loaderdoctor.findings.capacity import batch_ms, by_ablation
 from loaderdoctor.findings.exposure import Cost, num_workers
 from loaderdoctor.findings.input_parts import cost_beyond_wait, least_rest_ms, making_cost, most_of
-from loaderdoctor.findings.model import Finding, Kind
 from loaderdoctor.instrument.wire.records import LoaderRecord
 from loaderdoctor.settings import Settings, Value
 

@@ -22,7 +22,7 @@ from loaderdoctor.advice.worked import (
     without_workers,
 )
 from loaderdoctor.facts import Facts
-from loaderdoctor.findings.model import Finding, Kind
+from loaderdoctor.findings import Finding, Kind
 from loaderdoctor.settings import Settings
 
 _LABEL = re.compile(r"^([^\s:]+:\d+)")

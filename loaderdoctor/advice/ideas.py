@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from loaderdoctor.advice import dataset_snippets, loop_snippets
-from loaderdoctor.findings.model import Kind
+from loaderdoctor.findings import Kind
 from loaderdoctor.settings import Settings
 
 

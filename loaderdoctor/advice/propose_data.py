@@ -12,6 +12,7 @@ from loaderdoctor.advice.routes import fits_in_memory, random_transforms
 from loaderdoctor.advice.worked import rows
 from loaderdoctor.facts import Facts
 from loaderdoctor.facts.step import HIGH_SHARE, MODERATE_SHARE
+from loaderdoctor.findings import Kind
 from loaderdoctor.findings.exposure import has_accelerator, num_workers
 from loaderdoctor.findings.input_parts import (
     least_rest_ms,
@@ -20,7 +21,6 @@ from loaderdoctor.findings.input_parts import (
     pace_kept,
 )
 from loaderdoctor.findings.loader_change import dataset_bytes, start_method
-from loaderdoctor.findings.model import Kind
 from loaderdoctor.instrument.wire.records import LoaderRecord
 from loaderdoctor.settings import Settings, Value
 

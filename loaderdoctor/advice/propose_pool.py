@@ -7,6 +7,7 @@ import math
 from loaderdoctor import format as fmt
 from loaderdoctor.advice import Candidate, Case
 from loaderdoctor.advice.routes import decoding_share
+from loaderdoctor.findings import Kind
 from loaderdoctor.findings.capacity import (
     MAX_WAITING_CPU_SHARE,
     cpu_bound_ms,
@@ -22,7 +23,6 @@ from loaderdoctor.findings.input_parts import (
     pool_ms,
     startup_ms_per_step,
 )
-from loaderdoctor.findings.model import Kind
 from loaderdoctor.findings.rules.memory import asked_for, mostly_full
 from loaderdoctor.findings.rules.threads import fewer, threads_at_work
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Value

@@ -12,8 +12,8 @@ from loaderdoctor.facts import Facts
 from loaderdoctor.facts.host import work_between
 from loaderdoctor.facts.step import HIGH_SHARE, Bound, VerdictSeverity
 from loaderdoctor.facts.trace import may_be_crowded, only_workers_help
+from loaderdoctor.findings import Finding, Kind
 from loaderdoctor.findings.exposure import copy_cost, input_cost, trace_alone
-from loaderdoctor.findings.model import Finding, Kind
 
 # Of a copy this long a quarter of the bytes is worth asking for (batches of images; label vectors
 # take microseconds whatever their type).

@@ -33,8 +33,8 @@ from loaderdoctor.advice.patch import Editor, Patch
 from loaderdoctor.advice.places import built
 from loaderdoctor.advice.source import Source, called_name, names_in, sources_of
 from loaderdoctor.facts import Facts
+from loaderdoctor.findings import Kind
 from loaderdoctor.findings.exposure import needs_guard
-from loaderdoctor.findings.model import Kind
 from loaderdoctor.secrets import masked
 from loaderdoctor.setting_words import FEWER_PARAMETERS, NUMERICS_CHANGE, PIXELS_DIFFER
 from loaderdoctor.settings import AXES_BY_NAME, Settings, Value

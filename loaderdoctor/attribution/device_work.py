@@ -127,7 +127,7 @@ def _idle_after(rows: Rows, copies: CopyRows, busy: Intervals) -> Intervals:
     return Intervals.of(ends[found], np.maximum(next_kernel, ends)[found])
 
 
-# Between two ops lie tens of microseconds of Python (see `facts.host_work`).
+# Between two ops lie tens of microseconds of Python (see `facts.host`).
 MIN_SILENCE_NS = 1_000_000
 
 

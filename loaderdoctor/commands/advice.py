@@ -35,7 +35,7 @@ from loaderdoctor.proving.record import (
     write_journal,
 )
 from loaderdoctor.proving.turns import Side, Tree, Turns, copied, in_turns, root_of
-from loaderdoctor.report.files import read_report
+from loaderdoctor.report import read_report
 from loaderdoctor.report.model import Report
 
 

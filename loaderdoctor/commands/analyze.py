@@ -37,10 +37,10 @@ from loaderdoctor.facts import Facts
 from loaderdoctor.facts.host import LoopLineFacts
 from loaderdoctor.facts.step import Bound, VerdictSeverity
 from loaderdoctor.facts.trace import TraceFacts
-from loaderdoctor.findings.find import find
-from loaderdoctor.findings.model import Finding
+from loaderdoctor.findings import Finding
+from loaderdoctor.findings.rules import find
+from loaderdoctor.report import decode_report
 from loaderdoctor.report.build import Judged, RunNotes, Tried, build_report, rank_rows, step_of
-from loaderdoctor.report.files import decode_report
 from loaderdoctor.report.model import Recommendation, Report, ReportWarning
 from loaderdoctor.trace import read_trace, with_events
 from loaderdoctor.tryout.answers import Elsewhere, answered, not_tested

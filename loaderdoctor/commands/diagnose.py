@@ -53,7 +53,7 @@ from loaderdoctor.instrument.wire.protocol import (
     ProfilerSchedule,
     Progress,
 )
-from loaderdoctor.report.files import RunFolder
+from loaderdoctor.report import RunFolder
 from loaderdoctor.report.model import Report, ReportWarning
 from loaderdoctor.trace import read_trace
 

@@ -23,8 +23,8 @@ from rich.text import Text
 
 from loaderdoctor import format as fmt
 from loaderdoctor.errors import EXIT_THRESHOLD, UsageError
-from loaderdoctor.report.console.page import render_report
-from loaderdoctor.report.files import encode_report, write_bytes
+from loaderdoctor.report import encode_report, write_bytes
+from loaderdoctor.report.console import render_report
 from loaderdoctor.report.model import Report
 
 STDOUT = "-"

@@ -32,7 +32,7 @@ from loaderdoctor.instrument.command.recorded_run import RecordedRun
 from loaderdoctor.instrument.wire.beats import TuningRecord
 from loaderdoctor.instrument.wire.protocol import Ended, Note, Observed, WindowDone, WindowRequest
 from loaderdoctor.proving.record import kept_proofs
-from loaderdoctor.report.files import NAME_A_RUN, RunFolder, read_report
+from loaderdoctor.report import NAME_A_RUN, RunFolder, read_report
 from loaderdoctor.report.model import Recommendation, Report
 from loaderdoctor.report.run_model import Run
 from loaderdoctor.report.words.run import DRAWS, judged, settings_to_write

@@ -22,13 +22,13 @@ from loaderdoctor.errors import RunError, UsageError
 from loaderdoctor.facts.step import SampleTimes, StepTimeline
 from loaderdoctor.instrument.wire.protocol import Observed, WindowDone
 from loaderdoctor.instrument.wire.worker_log import WorkerLog
+from loaderdoctor.report import RunFolder, plain_name
+from loaderdoctor.report.charts import Prediction
 from loaderdoctor.report.charts.figures import HtmlExtras, TracedSteps
-from loaderdoctor.report.charts.subjects import Prediction
-from loaderdoctor.report.console.page import console_text
-from loaderdoctor.report.files import RunFolder, plain_name
+from loaderdoctor.report.console import console_text
 from loaderdoctor.report.html import write_html
 from loaderdoctor.report.model import Report
-from loaderdoctor.report.traces.captures import Overlay, worker_name, write_capture
+from loaderdoctor.report.traces import Overlay, worker_name, write_capture
 from loaderdoctor.report.traces.raw_trace import bytes_to_write
 from loaderdoctor.report.traces.scalars import write_scalars
 from loaderdoctor.report.traces.tensorboard import BASELINE, write_plugin_trace

@@ -59,9 +59,9 @@ def compare(before: Path, after: Path, *, fail_on_regression: bool = False) -> i
     # Imported only here: `view` needs none of it, and is to start at once.
     from rich.console import Console
 
+    from loaderdoctor.report import read_report
     from loaderdoctor.report.comparison import compare as compared
     from loaderdoctor.report.comparison import render_comparison
-    from loaderdoctor.report.files import read_report
 
     found = compared(read_report(before), read_report(after))
     Console(markup=False).print(render_comparison(found, (before.name, after.name)))

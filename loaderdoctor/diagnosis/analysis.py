@@ -39,13 +39,13 @@ from loaderdoctor.facts import Facts, RankFacts, RankStep
 from loaderdoctor.facts.host import WorkerFacts
 from loaderdoctor.facts.loop import NO_TRIALS, LoopTrials, ShardFacts
 from loaderdoctor.facts.step import Bound, VerdictSeverity
-from loaderdoctor.findings.find import find
-from loaderdoctor.findings.model import Finding
+from loaderdoctor.findings import Finding
+from loaderdoctor.findings.rules import find
 from loaderdoctor.instrument.command.rank_connection import RankConnection
 from loaderdoctor.instrument.wire import worker_records
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.instrument.wire.worker_log import WorkerLog
-from loaderdoctor.report.traces.captures import Overlay
+from loaderdoctor.report.traces import Overlay
 from loaderdoctor.report.traces.worker_tracks import track_events
 from loaderdoctor.trace import read_trace
 from loaderdoctor.trace.columns import calibrate

@@ -14,9 +14,9 @@ from loaderdoctor.diagnosis.verify import Verification, within_reach
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts import Facts, own_settings_known
 from loaderdoctor.facts.step import MODERATE_SHARE
+from loaderdoctor.findings import Kind, Severity
 from loaderdoctor.findings.capacity import rest_ms
 from loaderdoctor.findings.exposure import input_cost, needs_guard
-from loaderdoctor.findings.model import Kind, Severity
 from loaderdoctor.report import model
 from loaderdoctor.report.build import shares_of
 from loaderdoctor.setting_words import capitalised

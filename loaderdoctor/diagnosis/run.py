@@ -45,10 +45,10 @@ from loaderdoctor.instrument.command.launched_run import ScriptRunLike, Training
 from loaderdoctor.instrument.command.rank_group import RankGroup
 from loaderdoctor.instrument.command.repeated_run import RepeatedRun
 from loaderdoctor.instrument.wire.protocol import BATCHES_REPLAYED, Observed
+from loaderdoctor.report import RunFolder
 from loaderdoctor.report.build import Judged, RunNotes, Tried, build_report, rank_rows
-from loaderdoctor.report.files import RunFolder
 from loaderdoctor.report.model import Report, ReportWarning
-from loaderdoctor.report.traces.captures import Overlay, write_capture
+from loaderdoctor.report.traces import Overlay, write_capture
 from loaderdoctor.report.traces.tensorboard import BASELINE, RANKS
 from loaderdoctor.report.words.first_screen import SLOW_START
 from loaderdoctor.report.words.method import of_first_epoch

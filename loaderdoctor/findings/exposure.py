@@ -23,7 +23,7 @@ from loaderdoctor.facts.step import (
 )
 from loaderdoctor.facts.trace import CopyFacts, silent_behind_copies_ms
 from loaderdoctor.facts.trace import lead_lost_ms as lead_lost_of
-from loaderdoctor.findings.model import Severity
+from loaderdoctor.findings import Severity
 from loaderdoctor.instrument.wire.records import LoaderRecord
 
 # A blocking call holds the thread at least as long as the device copies; a non-blocking one

@@ -16,7 +16,7 @@ from loaderdoctor import format as fmt
 from loaderdoctor.estimate import binomial_interval
 from loaderdoctor.facts import Facts
 from loaderdoctor.facts.host import Leaf, LineHotspot
-from loaderdoctor.findings.model import EvidenceValue
+from loaderdoctor.findings import EvidenceValue
 from loaderdoctor.instrument.wire.records import LoaderRecord, StoreRecord
 
 # A line with less of the stack samples is not where the time goes; naming it would mislead. It is

@@ -1,11 +1,14 @@
-"""How work of the loop's own is told: the place, what it does there, and what helps."""
+"""How work of the loop's own is told, in and outside its steps: where, what it does, what helps."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
+from loaderdoctor import format as fmt
 from loaderdoctor.facts.host import CodeLine, LoopPlace, What
+from loaderdoctor.facts.loop import WallFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,3 +188,60 @@ def between_words(place: LoopPlace) -> str:
     if place.between is None:
         return "of the loop's own"
     return f"between {place.between[0]} and {place.between[1]}"
+
+
+NEARLY_WHOLE = 0.01  # a mean of whole numbers of steps
+_NAMES = {"other": "other work of the loop", "gradients": "a pass with backward passes"}
+
+
+class Seen(Protocol):
+    """Part of the wall, as facts and report have it."""
+
+    @property
+    def what(self) -> str: ...
+    @property
+    def site(self) -> str | None: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def n(self) -> int: ...
+    @property
+    def every_steps(self) -> float | None: ...
+    @property
+    def at_epoch_end(self) -> bool: ...
+
+
+def named(part: Seen) -> str:
+    """`validation (train.py:57)`."""
+    what = _NAMES.get(part.what, part.what)
+    return f"{what} ({part.site})" if part.site is not None else what
+
+
+def outside_words(part: Seen) -> str:
+    """`0.26 s every 4 steps, seen 12 times`."""
+    if part.at_epoch_end:
+        often = "at an epoch's end"
+    elif part.every_steps is None:
+        return f"{fmt.seconds(part.seconds)}, seen once"
+    else:
+        often = _every(part.every_steps)
+    return f"{fmt.seconds(part.seconds)} {often}, seen {fmt.count(part.n, 'time')}"
+
+
+def _every(n_steps: float) -> str:
+    whole = round(n_steps)
+    if abs(n_steps - whole) > NEARLY_WHOLE * n_steps:
+        return f"every {fmt.number(n_steps)} steps"
+    return f"every {fmt.count(whole, 'step')}" if whole != 1 else "each step"
+
+
+def next_to_elsewhere(wall: WallFacts) -> str:
+    """What part of all the time lies outside the steps, where steps on other loaders add to it."""
+    more_ms = wall.seen_again.elsewhere_ms
+    if not more_ms:
+        return ""
+    share = wall.outside_ms / (wall.total_ms + more_ms)
+    return (
+        f" With {fmt.ms(more_ms)} a step of training on other loaders, that is {fmt.share(share)} "
+        "of all the time."
+    )

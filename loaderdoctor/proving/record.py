@@ -21,7 +21,7 @@ from loaderdoctor.estimate import Estimate, interval
 from loaderdoctor.proving import MAX_RATIO_KNOWN, Kept, Promise, Proof
 from loaderdoctor.proving.edits import FileEdit
 from loaderdoctor.proving.samples import Samples
-from loaderdoctor.report.files import write_bytes
+from loaderdoctor.report import write_bytes
 from loaderdoctor.report.words.changes import MAY_GAIN_NOTHING
 
 # In the run folder whose advice was proven; the oldest first.

@@ -15,12 +15,11 @@ from loaderdoctor.facts.host import WorkerFacts
 from loaderdoctor.facts.loop import AblationFacts, Mechanisms, StepFacts, WallFacts
 from loaderdoctor.facts.step import Bound, Shares, VerdictSeverity
 from loaderdoctor.facts.trace import BusyFacts
+from loaderdoctor.findings import Finding, Tested
 from loaderdoctor.findings.line_names import seen_enough, spread_words
 from loaderdoctor.findings.loader_change import workers_forecast_bytes
-from loaderdoctor.findings.model import Finding, Tested
 from loaderdoctor.instrument.wire.records import Environment
-from loaderdoctor.report import model, run_model
-from loaderdoctor.report.files import plain_value
+from loaderdoctor.report import model, plain_value, run_model
 from loaderdoctor.report.model import Trial
 from loaderdoctor.report.run_model import Cpu, Outside, Wall, script_of
 from loaderdoctor.report.words.method import method_sentences, of_inference, warnings_of

@@ -16,8 +16,8 @@ from markupsafe import Markup, escape
 
 from loaderdoctor import __version__
 from loaderdoctor import format as fmt
+from loaderdoctor.report import RunFolder, write_bytes
 from loaderdoctor.report.charts.figures import HtmlExtras, Table, charts_of
-from loaderdoctor.report.files import RunFolder, write_bytes
 from loaderdoctor.report.model import Report
 from loaderdoctor.report.words import parts, run, tables
 from loaderdoctor.report.words.changes import (

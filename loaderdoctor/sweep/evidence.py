@@ -29,9 +29,9 @@ from loaderdoctor.instrument.command.launched_run import ScriptRunLike
 from loaderdoctor.instrument.wire import worker_records
 from loaderdoctor.instrument.wire.protocol import Note, Observed, WindowDone
 from loaderdoctor.instrument.wire.worker_log import WorkerLog
-from loaderdoctor.report.files import RunFolder, trial_run
+from loaderdoctor.report import RunFolder, trial_run
 from loaderdoctor.report.model import Cluster, ReportWarning
-from loaderdoctor.report.traces.captures import Overlay, write_capture
+from loaderdoctor.report.traces import Overlay, write_capture
 from loaderdoctor.report.traces.tensorboard import BASELINE
 from loaderdoctor.report.traces.worker_tracks import track_events
 from loaderdoctor.settings import Settings

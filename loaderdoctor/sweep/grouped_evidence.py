@@ -10,8 +10,7 @@ from typing import Literal
 import msgspec
 
 from loaderdoctor.estimate import interval
-from loaderdoctor.report import model
-from loaderdoctor.report.files import RunFolder
+from loaderdoctor.report import RunFolder, model
 from loaderdoctor.report.model import ReportWarning
 from loaderdoctor.sweep.advise import verdict_of_sweep
 from loaderdoctor.sweep.evidence import SweepEvidence

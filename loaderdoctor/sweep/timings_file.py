@@ -39,7 +39,7 @@ from loaderdoctor.cluster import Hardware
 from loaderdoctor.errors import UsageError
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.instrument.wire.window_records import FetchRecord
-from loaderdoctor.report.files import write_bytes
+from loaderdoctor.report import write_bytes
 from loaderdoctor.settings import Value
 from loaderdoctor.tryout.trials import Measurement, Part, Phase, Trial
 

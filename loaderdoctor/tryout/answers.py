@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from loaderdoctor.facts import Facts, own_settings_known
-from loaderdoctor.findings.model import Finding, Outcome, Prediction, Tested
+from loaderdoctor.findings import Finding, Outcome, Prediction, Tested
 from loaderdoctor.report import model
 from loaderdoctor.settings import AXES_BY_NAME, Settings, Value
 

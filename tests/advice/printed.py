@@ -12,7 +12,7 @@ from typing import Any
 from loaderdoctor.advice.source import Source, called_name
 from loaderdoctor.facts import Facts
 from loaderdoctor.facts.loop import StepFacts
-from loaderdoctor.findings.model import Finding, Kind, Severity
+from loaderdoctor.findings import Finding, Kind, Severity
 from loaderdoctor.instrument.system.interpreter import source_lines
 from loaderdoctor.instrument.wire.records import (
     ComputeRecord,
@@ -22,7 +22,7 @@ from loaderdoctor.instrument.wire.records import (
     TransferRecord,
 )
 from loaderdoctor.report import model
-from loaderdoctor.report.console.page import console_text
+from loaderdoctor.report.console import console_text
 from tests.findings.builders import machine, with_exposed, workers
 from tests.report import samples
 

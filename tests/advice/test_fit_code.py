@@ -10,7 +10,7 @@ from loaderdoctor.advice.fit_code import fitted
 from loaderdoctor.advice.fit_transforms import cached_before
 from loaderdoctor.advice.prescription import code_advice
 from loaderdoctor.facts import Facts
-from loaderdoctor.findings.model import Finding, Kind, Severity
+from loaderdoctor.findings import Finding, Kind, Severity
 from tests.advice.printed import SCRIPTS, facts_of, marked
 
 LOOP = """\

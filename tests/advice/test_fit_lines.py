@@ -19,7 +19,7 @@ from loaderdoctor.diagnosis.prescribe import prescribed_rows
 from loaderdoctor.estimate import binomial_interval
 from loaderdoctor.facts import Facts
 from loaderdoctor.facts.host import Leaf, LineHotspot
-from loaderdoctor.findings.find import find
+from loaderdoctor.findings.rules import find
 from loaderdoctor.instrument.wire.records import StoreRecord
 from tests.advice.printed import SCRIPTS, applied, blocks, facts_of, marked, printed
 from tests.findings.builders import line, workers

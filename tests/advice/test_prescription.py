@@ -11,9 +11,9 @@ from loaderdoctor.advice.ideas import CHANGES
 from loaderdoctor.advice.prescription import candidates, prescribe
 from loaderdoctor.attribution.combine import facts_of_trace
 from loaderdoctor.facts import Facts
-from loaderdoctor.findings.find import find
+from loaderdoctor.findings import Kind
 from loaderdoctor.findings.input_parts import pool_ms
-from loaderdoctor.findings.model import Kind
+from loaderdoctor.findings.rules import find
 from loaderdoctor.settings import Settings
 from tests.findings.builders import (
     FLOAT_IMAGE,

@@ -17,7 +17,7 @@ from loaderdoctor.advice.prescription import code_advice
 from loaderdoctor.advice.source import unknown_names
 from loaderdoctor.advice.writing import written
 from loaderdoctor.facts import Facts
-from loaderdoctor.findings.model import Kind
+from loaderdoctor.findings import Kind
 from loaderdoctor.instrument.wire.records import TensorRecord
 from loaderdoctor.report import model
 from loaderdoctor.settings import Settings

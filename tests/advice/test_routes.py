@@ -12,7 +12,7 @@ from loaderdoctor.advice import CodeAdvice
 from loaderdoctor.advice.prescription import prescribe
 from loaderdoctor.advice.routes import routes
 from loaderdoctor.facts import Facts
-from loaderdoctor.findings.find import find
+from loaderdoctor.findings.rules import find
 from loaderdoctor.instrument.wire.records import TensorRecord
 from loaderdoctor.settings import Settings
 from tests.findings.builders import machine, with_exposed

@@ -10,8 +10,8 @@ from loaderdoctor.advice.trace_advice import trace_advice
 from loaderdoctor.attribution.combine import facts_of_trace
 from loaderdoctor.attribution.verdict import judge_trace
 from loaderdoctor.facts.trace import ProfilerFacts, TraceFacts
-from loaderdoctor.findings.find import find
-from loaderdoctor.findings.model import Kind
+from loaderdoctor.findings import Kind
+from loaderdoctor.findings.rules import find
 from tests.findings.builders import copy_facts, shares, trace
 from tests.trace_facts import changed
 

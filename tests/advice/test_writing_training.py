@@ -10,7 +10,7 @@ from msgspec import structs
 from loaderdoctor.advice import CodeAdvice
 from loaderdoctor.advice.ideas import KEPT_BATCHES
 from loaderdoctor.advice.writing import changes_training, trains_by_code
-from loaderdoctor.findings.model import Kind
+from loaderdoctor.findings import Kind
 from loaderdoctor.settings import AXES, Value
 from tests.findings.builders import healthy
 

@@ -11,7 +11,7 @@ import pytest
 from loaderdoctor.advice.trace_advice import trace_advice
 from loaderdoctor.attribution.combine import facts_of_trace
 from loaderdoctor.attribution.verdict import judge_trace
-from loaderdoctor.findings.find import find
+from loaderdoctor.findings.rules import find
 from loaderdoctor.trace import read_trace
 from tests.trace_facts import trace_facts
 

@@ -14,7 +14,7 @@ from loaderdoctor.attribution.step import step_facts
 from loaderdoctor.attribution.verdict import judge_run, of_wall, with_elsewhere
 from loaderdoctor.attribution.wall import wall_facts
 from loaderdoctor.facts.loop import OutsideFacts, StepFacts, WallFacts
-from loaderdoctor.findings.find import find
+from loaderdoctor.findings.rules import find
 from loaderdoctor.instrument.wire.records import OutsideRecord, WallRecord
 from loaderdoctor.report.words.summary import cost_sentence, verdict_sentence
 from tests.attribution.builders import observed, window

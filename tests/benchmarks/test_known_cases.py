@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from loaderdoctor.findings.find import RULES
+from loaderdoctor.findings.rules import RULES
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

@@ -12,7 +12,7 @@ from loaderdoctor.commands.advice import apply, replace_file
 from loaderdoctor.errors import UsageError
 from loaderdoctor.proving.edits import advised, words_of
 from loaderdoctor.proving.record import JOURNAL, standing
-from loaderdoctor.report.files import encode_report, read_report
+from loaderdoctor.report import encode_report, read_report
 from loaderdoctor.report.model import Recommendation, Report
 from loaderdoctor.report.run_model import Script, text_hash
 

@@ -12,7 +12,7 @@ import pytest
 
 from loaderdoctor.attribution.trace_facts import attribute, facts_of
 from loaderdoctor.commands.analyze import report_of_facts, run_of
-from loaderdoctor.report.files import encode_report
+from loaderdoctor.report import encode_report
 from loaderdoctor.report.model import Finding, Report, Trial
 from loaderdoctor.report.words.verdict import headline
 from loaderdoctor.settings import Settings

@@ -13,7 +13,7 @@ import pytest
 
 from loaderdoctor.commands.job_traces import LEAST_BYTES, memory_limit
 from loaderdoctor.errors import UsageError
-from loaderdoctor.report.files import read_report
+from loaderdoctor.report import read_report
 
 EVENT = (
     '{"ph":"X","cat":"cpu_op","name":"aten::mm","pid":7,"tid":7,"ts":%d.5,"dur":2,'

@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from loaderdoctor.commands.output import progress
-from loaderdoctor.report.files import RunFolder
-from loaderdoctor.report.traces.captures import write_capture
+from loaderdoctor.report import RunFolder
+from loaderdoctor.report.traces import write_capture
 from loaderdoctor.trace import read_trace
 from tests.report.conftest import trace_path
 

@@ -22,9 +22,9 @@ import pytest
 
 from loaderdoctor.commands.view import perfetto_traces, tensorboard_folder, view
 from loaderdoctor.errors import UsageError
-from loaderdoctor.report.console.page import console_text
-from loaderdoctor.report.files import RunFolder
-from loaderdoctor.report.traces.captures import Overlay, write_perfetto_trace
+from loaderdoctor.report import RunFolder
+from loaderdoctor.report.console import console_text
+from loaderdoctor.report.traces import Overlay, write_perfetto_trace
 from loaderdoctor.report.traces.scalars import write_scalars
 from loaderdoctor.report.traces.tensorboard import BASELINE, write_plugin_trace
 from tests.report import samples

@@ -11,9 +11,8 @@ from rich.console import Console
 
 from loaderdoctor.commands.view import compare as command
 from loaderdoctor.errors import UsageError
-from loaderdoctor.report import model
+from loaderdoctor.report import encode_report, model
 from loaderdoctor.report.comparison import compare, render_comparison, sentence
-from loaderdoctor.report.files import encode_report
 
 
 def run(

@@ -16,8 +16,8 @@ from loaderdoctor.diagnosis.prescribe import not_advised_rows, prescribed_rows, 
 from loaderdoctor.diagnosis.verify import Verification
 from loaderdoctor.estimate import Noise, Sample
 from loaderdoctor.facts.loop import OutsideFacts, WallFacts
-from loaderdoctor.findings.find import find
-from loaderdoctor.findings.model import Kind
+from loaderdoctor.findings import Kind
+from loaderdoctor.findings.rules import find
 from loaderdoctor.report.model import Recommendation
 from loaderdoctor.report.words.changes import changes_of
 from loaderdoctor.settings import Settings

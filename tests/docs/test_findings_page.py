@@ -9,7 +9,7 @@ from pathlib import Path
 
 from loaderdoctor.advice import dataset_snippets, loop_snippets
 from loaderdoctor.advice.ideas import CHANGES
-from loaderdoctor.findings.find import RULES
+from loaderdoctor.findings.rules import RULES
 
 SCRIPT = Path(__file__).parents[2] / "docs" / "make_findings.py"
 sys.path.insert(0, str(SCRIPT.parent))

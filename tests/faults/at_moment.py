@@ -12,17 +12,17 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from loaderdoctor import report
 from loaderdoctor.cli import main
 from loaderdoctor.commands import diagnose, run_folder
 from loaderdoctor.diagnosis import run
 from loaderdoctor.instrument.command import launched_run
 from loaderdoctor.instrument.command.script_run import ScriptRun
 from loaderdoctor.instrument.wire.protocol import Progress
-from loaderdoctor.report import files
 
 MODES = ("plain", "profiled", "no-input", "trial")  # a window of this kind begins
 PLACES: dict[str, tuple[Any, str]] = {
-    "folder": (files.RunFolder, "create"),
+    "folder": (report.RunFolder, "create"),
     "starting": (launched_run, "MeasuringProcess"),
     "stopping": (ScriptRun, "stop"),
     "closing": (ScriptRun, "_close"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from loaderdoctor.facts import Facts
-from loaderdoctor.findings.model import Finding, Rule, Severity
+from loaderdoctor.findings import Finding, Rule, Severity
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from loaderdoctor.attribution.combine import facts_of_trace
-from loaderdoctor.findings.find import OVERRULES, RULES, find, without_overruled
-from loaderdoctor.findings.model import Finding, Kind, Severity
+from loaderdoctor.findings import Finding, Kind, Severity
+from loaderdoctor.findings.rules import OVERRULES, RULES, find, without_overruled
 from loaderdoctor.trace import read_trace
 from tests.findings.builders import (
     copy_facts,

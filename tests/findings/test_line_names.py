@@ -9,7 +9,6 @@ import pytest
 from loaderdoctor.estimate import binomial_interval
 from loaderdoctor.facts import Facts
 from loaderdoctor.facts.host import Leaf, LineHotspot
-from loaderdoctor.findings.find import RULES, find
 from loaderdoctor.findings.line_names import (
     MIN_NAMED_SHARE,
     MIN_STACK_SAMPLES,
@@ -18,7 +17,8 @@ from loaderdoctor.findings.line_names import (
     seen_enough,
     spread_words,
 )
-from loaderdoctor.report.console.page import console_text
+from loaderdoctor.findings.rules import RULES, find
+from loaderdoctor.report.console import console_text
 from tests.findings.builders import line, loader, step, with_exposed, workers
 from tests.report import samples
 

@@ -23,8 +23,8 @@ from loaderdoctor.advice.prescription import code_advice
 from loaderdoctor.attribution.workers import worker_facts
 from loaderdoctor.facts import Facts
 from loaderdoctor.facts.host import LineHotspot, WorkerFacts
+from loaderdoctor.findings import Finding, Kind, Severity
 from loaderdoctor.findings.line_names import FORMATS, MIN_STACK_SAMPLES, conversion
-from loaderdoctor.findings.model import Finding, Kind, Severity
 from loaderdoctor.findings.rules.batch_making import dataset_format_bound
 from loaderdoctor.instrument.dataset.dataset_code import normalisation, stores
 from loaderdoctor.instrument.wire.worker_records import read

@@ -11,8 +11,8 @@ import pytest
 from loaderdoctor.advice.prescription import candidates, not_advised, prescribe
 from loaderdoctor.facts import Facts
 from loaderdoctor.findings.capacity import fed_workers, worker_limit, workers_needed
-from loaderdoctor.findings.find import find
 from loaderdoctor.findings.loader_change import why_unsafe
+from loaderdoctor.findings.rules import find
 from loaderdoctor.instrument.wire.records import ContainerRecord
 from loaderdoctor.settings import Settings
 from tests.findings.builders import IMAGE, loader, machine, step, with_exposed, workers

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from loaderdoctor.findings.find import find
-from loaderdoctor.findings.model import PARTS, Finding, Kind, Severity, with_aspects
+from loaderdoctor.findings import PARTS, Finding, Kind, Severity, with_aspects
+from loaderdoctor.findings.rules import find
 from loaderdoctor.report.words.summary import CAUSES
 from tests.findings.builders import line, loader, with_exposed, workers
 

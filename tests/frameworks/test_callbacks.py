@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from loaderdoctor.report.files import read_report
+from loaderdoctor.report import read_report
 from loaderdoctor.report.model import Report
 
 pytestmark = pytest.mark.frameworks

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from loaderdoctor.cli import main
 from loaderdoctor.errors import EXIT_USAGE
-from loaderdoctor.report.files import decode_report
+from loaderdoctor.report import decode_report
 from tests.fuzz.subject import check_line, check_report, check_text
 
 PREFIX = "loaderdoctor: "

@@ -19,8 +19,8 @@ from loaderdoctor.commands.sweep.plan import SweepOptions
 from loaderdoctor.commands.view import perfetto_traces, tensorboard_folder
 from loaderdoctor.errors import LoaderdoctorError, UsageError
 from loaderdoctor.instrument.wire import worker_records
+from loaderdoctor.report import read_report
 from loaderdoctor.report.comparison import compare, render_comparison
-from loaderdoctor.report.files import read_report
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep import timings_file
 from loaderdoctor.tryout.ranking import rank

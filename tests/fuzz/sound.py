@@ -19,7 +19,7 @@ from loaderdoctor.instrument.wire.record_file import (
     RecordWriter,
 )
 from loaderdoctor.instrument.wire.window_records import FetchRecord
-from loaderdoctor.report.files import encode_report
+from loaderdoctor.report import encode_report
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep import timings_file as sweep_samples
 from loaderdoctor.tryout.trials import Measurement, Trial

@@ -19,8 +19,8 @@ import msgspec
 from loaderdoctor.attribution.trace_facts import attribute, facts_of
 from loaderdoctor.commands.analyze import report_of_facts
 from loaderdoctor.errors import EXIT_USAGE, LoaderdoctorError
-from loaderdoctor.report.console.page import console_text
-from loaderdoctor.report.files import encode_report
+from loaderdoctor.report import encode_report
+from loaderdoctor.report.console import console_text
 from loaderdoctor.report.model import Report
 from loaderdoctor.trace import read_trace
 from loaderdoctor.trace.columns import Trace

@@ -15,7 +15,7 @@ from loaderdoctor.attribution.pictures import tracks
 from loaderdoctor.attribution.trace_facts import attribute
 from loaderdoctor.commands.run_folder import extras_of_trace
 from loaderdoctor.errors import TraceError
-from loaderdoctor.report.traces.captures import Overlay, write_perfetto_trace
+from loaderdoctor.report.traces import Overlay, write_perfetto_trace
 from loaderdoctor.report.traces.tensorboard import write_plugin_trace
 from loaderdoctor.trace import read_trace
 from tests.fuzz import seeds

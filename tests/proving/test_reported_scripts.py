@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from loaderdoctor.report.files import encode_report
+from loaderdoctor.report import encode_report
 from loaderdoctor.report.model import Recommendation, Report
 from loaderdoctor.report.run_model import Script, text_hash
 from tests.python_path import python_path

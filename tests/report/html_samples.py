@@ -19,8 +19,8 @@ from loaderdoctor.facts.step import (
     WaitSeries,
 )
 from loaderdoctor.report import model
+from loaderdoctor.report.charts import Prediction
 from loaderdoctor.report.charts.figures import HtmlExtras, TracedSteps
-from loaderdoctor.report.charts.subjects import Prediction
 from tests.report import sample_facts, samples
 
 HOSTILE = (

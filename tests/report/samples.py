@@ -8,7 +8,7 @@ from typing import Any
 from loaderdoctor.facts.host import LineHotspot, WorkerFacts
 from loaderdoctor.facts.loop import AblationFacts, OutsideFacts, WallFacts
 from loaderdoctor.facts.step import Bound, Hidden, VerdictSeverity
-from loaderdoctor.findings.model import Finding, Kind, Severity
+from loaderdoctor.findings import Finding, Kind, Severity
 from loaderdoctor.report import model
 from loaderdoctor.report.build import Judged, RunNotes, Tried, build_report
 from loaderdoctor.settings import Settings

@@ -13,10 +13,9 @@ import pytest
 
 from loaderdoctor.errors import UsageError
 from loaderdoctor.estimate import Estimate
-from loaderdoctor.findings.model import Finding, Kind, Severity
-from loaderdoctor.report import model
+from loaderdoctor.findings import Finding, Kind, Severity
+from loaderdoctor.report import decode_report, encode_report, model, read_report
 from loaderdoctor.report.build import step_of_plain
-from loaderdoctor.report.files import decode_report, encode_report, read_report
 from tests.findings.builders import step
 from tests.report import sample_facts, samples
 

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from loaderdoctor.errors import RunError, UsageError
-from loaderdoctor.report.console.page import console_text
-from loaderdoctor.report.files import (
+from loaderdoctor.report import (
     RunFolder,
     atomic_writer,
     plain_name,
@@ -21,6 +20,7 @@ from loaderdoctor.report.files import (
     trial_run,
     write_bytes,
 )
+from loaderdoctor.report.console import console_text
 from tests.report import samples
 
 AT = 1_770_000_000.0
@@ -152,7 +152,7 @@ def test_a_write_the_kernel_refuses_is_reported(tmp_path: Path) -> None:
         "import resource, signal, sys\n"
         "from pathlib import Path\n"
         "from loaderdoctor.errors import RunError\n"
-        "from loaderdoctor.report.files import write_bytes\n"
+        "from loaderdoctor.report import write_bytes\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
         "try:\n"

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from loaderdoctor.report import model
-from loaderdoctor.report.files import decode_report, encode_report
+from loaderdoctor.report import decode_report, encode_report, model
 from tests.report import samples
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -14,8 +14,8 @@ import pytest
 
 from loaderdoctor import format as fmt
 from loaderdoctor.commands.analyze import AnalyzeOptions, analyze
+from loaderdoctor.report.charts import step_bars, workers_by_prefetch
 from loaderdoctor.report.charts.figures import HtmlExtras, charts_of
-from loaderdoctor.report.charts.subjects import step_bars, workers_by_prefetch
 from loaderdoctor.report.html import html
 from loaderdoctor.report.model import Report
 from loaderdoctor.report.words.tables import trial_names

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loaderdoctor.report.console.page import console_text
+from loaderdoctor.report.console import console_text
 from loaderdoctor.report.words.method import of_first_epoch
 from tests.report import samples
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from loaderdoctor.attribution.trace_facts import attribute, facts_of
 from loaderdoctor.commands.analyze import report_of_facts
 from loaderdoctor.commands.run_folder import write_files
-from loaderdoctor.report.console.page import render_report
+from loaderdoctor.report.console import render_report
 from loaderdoctor.report.model import Report
 from loaderdoctor.trace import read_trace
 

@@ -16,8 +16,8 @@ from loaderdoctor.commands.run_folder import write_files
 from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.command.measuring_process import ConnectionListener
 from loaderdoctor.instrument.wire.record_file import RecordWriter
+from loaderdoctor.report import RunFolder, write_bytes
 from loaderdoctor.report.charts.draw import write_plots
-from loaderdoctor.report.files import RunFolder, write_bytes
 from loaderdoctor.report.traces.scalars import write_scalars
 from loaderdoctor.sweep import timings_file as sweep_samples
 from loaderdoctor.trace import read_trace

@@ -7,8 +7,8 @@ from collections import Counter
 from dataclasses import replace
 
 from loaderdoctor.facts import AS_IS
-from loaderdoctor.findings.model import Prediction
-from loaderdoctor.report.console.page import console_text
+from loaderdoctor.findings import Prediction
+from loaderdoctor.report.console import console_text
 from loaderdoctor.report.model import Report
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.advise import recommended_rows, verdict_of_sweep

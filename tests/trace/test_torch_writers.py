@@ -10,7 +10,7 @@ import pytest
 
 from loaderdoctor.attribution.pictures import tracks
 from loaderdoctor.attribution.trace_facts import attribute
-from loaderdoctor.report.traces.captures import Overlay, write_perfetto_trace
+from loaderdoctor.report.traces import Overlay, write_perfetto_trace
 from loaderdoctor.report.traces.tensorboard import write_plugin_trace
 from loaderdoctor.trace import read_trace
 from tests.trace_facts import trace_facts

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from loaderdoctor.facts import own_settings_known
-from loaderdoctor.findings.model import Finding, Kind, Prediction, Severity
+from loaderdoctor.findings import Finding, Kind, Prediction, Severity
 from loaderdoctor.report.model import Trial
 from loaderdoctor.settings import Settings
 from loaderdoctor.tryout.answers import answered, outcomes

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from loaderdoctor.advice.prescription import candidates
+from loaderdoctor.findings import Finding, Kind, Outcome, Prediction
 from loaderdoctor.findings.capacity import cpu_bound_ms, worker_limit, workers_needed
-from loaderdoctor.findings.find import RULES, find
-from loaderdoctor.findings.model import Finding, Kind, Outcome, Prediction
+from loaderdoctor.findings.rules import RULES, find
 from loaderdoctor.findings.rules.saturated import cpu_saturated_workers
 from loaderdoctor.findings.rules.starved import loader_in_main_process
 from loaderdoctor.settings import Settings

@@ -38,7 +38,7 @@ from loaderdoctor.instrument.command.rank_connection import (
 )
 from loaderdoctor.instrument.session.script_process import place
 from loaderdoctor.instrument.wire.channel import LaunchConfig
-from loaderdoctor.report.files import RunFolder
+from loaderdoctor.report import RunFolder
 
 if TYPE_CHECKING:
     from loaderdoctor.instrument.command.measuring_process import ConnectionListener

@@ -43,7 +43,7 @@ from loaderdoctor.instrument.command.recorded_run import RecordedRun
 from loaderdoctor.instrument.system.look_around import LookAround
 from loaderdoctor.instrument.wire.beats import Surroundings, TuningRecord
 from loaderdoctor.instrument.wire.protocol import Beat, Observed, WindowDone
-from loaderdoctor.report.files import RunFolder
+from loaderdoctor.report import RunFolder
 from loaderdoctor.report.run_model import Run
 from loaderdoctor.report.words.run import (
     tuning_began,

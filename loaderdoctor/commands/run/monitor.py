@@ -29,7 +29,7 @@ from loaderdoctor.instrument.session.session import Session
 from loaderdoctor.instrument.system.interpreter import user_site
 from loaderdoctor.instrument.wire.channel import Channel, ConnectionLostError, LaunchConfig
 from loaderdoctor.instrument.wire.protocol import Reported, Told
-from loaderdoctor.report.files import RunFolder, read_report
+from loaderdoctor.report import RunFolder, read_report
 
 if TYPE_CHECKING:
     from loaderdoctor.report.model import Report
@@ -150,7 +150,7 @@ class monitor:  # noqa: N801 - a context manager, called like a function
         None, with a line that says why, where this process was not recorded: ranks above 0, a loop
         that the command records, no process that listens. Raises RunError where none was begun.
         """
-        from loaderdoctor.report.console.page import console_text
+        from loaderdoctor.report.console import console_text
 
         self.stop()
         if self._folder is None:

@@ -24,11 +24,11 @@ from loaderdoctor.commands.sweep.measure import SCRIPT_OUTPUT, Asked, Before, me
 from loaderdoctor.commands.sweep.plan import SweepOptions, Target, preset_of, resolve
 from loaderdoctor.errors import RunError
 from loaderdoctor.facts import Facts
-from loaderdoctor.findings.find import find as find_findings
+from loaderdoctor.findings.rules import find as find_findings
 from loaderdoctor.instrument.system.processes import Signals, exit_code_of, held
+from loaderdoctor.report import RunFolder
 from loaderdoctor.report.build import Judged, RunNotes, Tried, build_report
-from loaderdoctor.report.console.page import console_text
-from loaderdoctor.report.files import RunFolder
+from loaderdoctor.report.console import console_text
 from loaderdoctor.report.model import Report, ReportWarning
 from loaderdoctor.report.model import Trial as TrialRow
 from loaderdoctor.report.words.summary import cost_sentence

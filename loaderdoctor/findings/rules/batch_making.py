@@ -5,6 +5,7 @@ from __future__ import annotations
 from loaderdoctor import format as fmt
 from loaderdoctor.facts import Facts
 from loaderdoctor.facts.step import MODERATE_SHARE
+from loaderdoctor.findings import Finding, Kind, Prediction
 from loaderdoctor.findings.capacity import stall_cost
 from loaderdoctor.findings.exposure import Cost, input_cost, loader_id
 from loaderdoctor.findings.input_parts import making_cost
@@ -16,7 +17,6 @@ from loaderdoctor.findings.line_names import (
     seen,
     seen_enough,
 )
-from loaderdoctor.findings.model import Finding, Kind, Prediction
 from loaderdoctor.instrument.wire.records import StoreRecord
 
 # Collating is a copy of the batch; where it is most of a batch's cost, samples are not to blame.

@@ -12,8 +12,8 @@ from loaderdoctor import format as fmt
 from loaderdoctor.facts import Facts
 from loaderdoctor.facts.step import HIGH_SHARE, MODERATE_SHARE
 from loaderdoctor.facts.trace import ComputeFacts
+from loaderdoctor.findings import EvidenceValue, Finding, Kind, Severity
 from loaderdoctor.findings.exposure import exposed
-from loaderdoctor.findings.model import EvidenceValue, Finding, Kind, Severity
 
 # With less than half of the step in kernels, most of what shorter kernels save is idle already:
 # `gpu_resident` in `traces/` has 0.4 ms of kernels in a step of 3.3 ms.

@@ -6,6 +6,7 @@ from loaderdoctor import format as fmt
 from loaderdoctor.facts import Facts
 from loaderdoctor.facts.step import MODERATE_SHARE
 from loaderdoctor.facts.trace import moved_gb_per_s, pinned_bytes, silent_behind_copies_ms
+from loaderdoctor.findings import Finding, Kind, Prediction, Severity
 from loaderdoctor.findings.capacity import (
     batch_ms,
     cpu_cores_used,
@@ -21,7 +22,6 @@ from loaderdoctor.findings.exposure import (
     trace_alone,
 )
 from loaderdoctor.findings.input_parts import contention_cost
-from loaderdoctor.findings.model import Finding, Kind, Prediction, Severity
 from loaderdoctor.findings.rules.saturated import no_more_workers
 
 # In one measured case the loop waited 0.2 ms a step and removing the loader gained 2.1 of 5.4 ms:

@@ -6,6 +6,7 @@ from loaderdoctor import format as fmt
 from loaderdoctor.facts import Facts
 from loaderdoctor.facts.step import MODERATE_SHARE
 from loaderdoctor.facts.trace import CALL_MS, MIN_TENSOR_BYTES, small_copies
+from loaderdoctor.findings import Finding, Kind, Prediction
 from loaderdoctor.findings.exposure import (
     MIN_BLOCKED_PART,
     bandwidth_gb_per_s,
@@ -17,7 +18,6 @@ from loaderdoctor.findings.exposure import (
     severity,
     trace_alone,
 )
-from loaderdoctor.findings.model import Finding, Kind, Prediction
 from loaderdoctor.instrument.wire.records import TensorRecord
 
 # Image batches: N x C x H x W or N x H x W x C. Anything smaller is copied in microseconds.

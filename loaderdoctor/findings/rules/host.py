@@ -10,6 +10,7 @@ from loaderdoctor.facts import Facts
 from loaderdoctor.facts.host import WAITS, LoopLineFacts, LoopPlace, work_between
 from loaderdoctor.facts.step import HIGH_SHARE, MODERATE_SHARE
 from loaderdoctor.facts.trace import silent_behind_copies_ms, workers_set_the_pace
+from loaderdoctor.findings import EvidenceValue, Finding, Kind
 from loaderdoctor.findings.exposure import (
     exposed,
     has_accelerator,
@@ -25,7 +26,6 @@ from loaderdoctor.findings.loop_words import (
     sentence_of,
     where,
 )
-from loaderdoctor.findings.model import EvidenceValue, Finding, Kind
 
 # A few steps of a trace may lack their sync (the window's edges).
 MIN_SYNCS_PER_STEP = 0.9

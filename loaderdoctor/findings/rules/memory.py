@@ -10,6 +10,7 @@ from loaderdoctor import format as fmt
 from loaderdoctor.facts import Facts
 from loaderdoctor.facts.loop import CollectionFacts
 from loaderdoctor.facts.step import MODERATE_SHARE
+from loaderdoctor.findings import Finding, Kind, Prediction
 from loaderdoctor.findings.exposure import (
     Cost,
     has_accelerator,
@@ -20,7 +21,6 @@ from loaderdoctor.findings.exposure import (
     severity,
 )
 from loaderdoctor.findings.input_parts import making_cost, mapping_cost
-from loaderdoctor.findings.model import Finding, Kind, Prediction
 
 # Below a moderate share, pauses count where they make steps twice as long: several of them, and no
 # less than this of all time (one step in a hundred doubled).

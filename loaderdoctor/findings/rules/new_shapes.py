@@ -10,9 +10,9 @@ from loaderdoctor.facts import Facts
 from loaderdoctor.facts.host import LoopPlace
 from loaderdoctor.facts.loop import CompileFacts, NewShapeFacts
 from loaderdoctor.facts.step import HIGH_SHARE, MODERATE_SHARE
+from loaderdoctor.findings import Finding, Kind, Severity
 from loaderdoctor.findings.exposure import severity
 from loaderdoctor.findings.loop_words import name_of, where
-from loaderdoctor.findings.model import Finding, Kind, Severity
 
 # A sum of stack samples at one place names the cause if it is this much of what new shapes cost.
 MIN_NAMED_PART = 0.5

@@ -8,23 +8,27 @@ checks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from loaderdoctor import format as fmt
 from loaderdoctor.facts import Facts
 from loaderdoctor.facts.host import LoopPlace
 from loaderdoctor.facts.loop import OutsideFacts, WallFacts
 from loaderdoctor.facts.step import MODERATE_SHARE
+from loaderdoctor.findings import Finding, Kind, Severity
 from loaderdoctor.findings.exposure import severity
-from loaderdoctor.findings.loop_words import advice_of, sentence_of
-from loaderdoctor.findings.model import Finding, Kind, Severity
+from loaderdoctor.findings.loop_words import (
+    advice_of,
+    named,
+    next_to_elsewhere,
+    outside_words,
+    sentence_of,
+)
 from loaderdoctor.instrument.wire.records import PassRecord
 
 # Most of what was sampled between steps must surely be in one place for it to be named.
 MIN_NAMED_SHARE = 0.5
 # A pass that waits this much of its time for batches is told of workers first, else of its work.
 WAITS_SHARE = 0.3
-NEARLY_WHOLE = 0.01  # a mean of whole numbers of steps
 # Shorter than this nobody waits for it: imports and a first epoch's caches take as long.
 MIN_S = 5.0
 # It is paid once a run, and how long the run is nobody knows: it is never high, and moderate where
@@ -92,18 +96,6 @@ def time_outside_steps(facts: Facts) -> Finding | None:
     )
 
 
-def next_to_elsewhere(wall: WallFacts) -> str:
-    """What part of all the time lies outside the steps, where steps on other loaders add to it."""
-    more_ms = wall.seen_again.elsewhere_ms
-    if not more_ms:
-        return ""
-    share = wall.outside_ms / (wall.total_ms + more_ms)
-    return (
-        f" With {fmt.ms(more_ms)} a step of training on other loaders, that is {fmt.share(share)} "
-        "of all the time."
-    )
-
-
 def _by_kind(parts: Sequence[OutsideFacts]) -> dict[str, float]:
     sums: dict[str, float] = {}
     for part in parts:
@@ -146,50 +138,6 @@ def _sampled_words(place: LoopPlace | None) -> str:
         return ""
     words = f"{place.n_samples} of {fmt.count(place.of_samples, 'stack sample')} there"
     return f" Most of it is in {sentence_of(place)} ({words})."
-
-
-_NAMES = {"other": "other work of the loop", "gradients": "a pass with backward passes"}
-
-
-class Seen(Protocol):
-    """Part of the wall, as facts and report have it."""
-
-    @property
-    def what(self) -> str: ...
-    @property
-    def site(self) -> str | None: ...
-    @property
-    def seconds(self) -> float: ...
-    @property
-    def n(self) -> int: ...
-    @property
-    def every_steps(self) -> float | None: ...
-    @property
-    def at_epoch_end(self) -> bool: ...
-
-
-def named(part: Seen) -> str:
-    """`validation (train.py:57)`."""
-    what = _NAMES.get(part.what, part.what)
-    return f"{what} ({part.site})" if part.site is not None else what
-
-
-def outside_words(part: Seen) -> str:
-    """`0.26 s every 4 steps, seen 12 times`."""
-    if part.at_epoch_end:
-        often = "at an epoch's end"
-    elif part.every_steps is None:
-        return f"{fmt.seconds(part.seconds)}, seen once"
-    else:
-        often = _every(part.every_steps)
-    return f"{fmt.seconds(part.seconds)} {often}, seen {fmt.count(part.n, 'time')}"
-
-
-def _every(n_steps: float) -> str:
-    whole = round(n_steps)
-    if abs(n_steps - whole) > NEARLY_WHOLE * n_steps:
-        return f"every {fmt.number(n_steps)} steps"
-    return f"every {fmt.count(whole, 'step')}" if whole != 1 else "each step"
 
 
 def _validation_advice(part: OutsideFacts, facts: Facts) -> str:

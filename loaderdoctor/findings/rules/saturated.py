@@ -8,6 +8,7 @@ from __future__ import annotations
 from loaderdoctor import format as fmt
 from loaderdoctor.facts import Facts
 from loaderdoctor.facts.step import MODERATE_SHARE
+from loaderdoctor.findings import Finding, Kind, Prediction, Severity
 from loaderdoctor.findings.capacity import (
     MAX_WAITING_CPU_SHARE,
     SATURATED_CPU_SHARE,
@@ -31,7 +32,6 @@ from loaderdoctor.findings.input_parts import (
     unmapped_cost,
 )
 from loaderdoctor.findings.line_names import hot_evidence, hot_sentence
-from loaderdoctor.findings.model import Finding, Kind, Prediction, Severity
 from loaderdoctor.findings.rules.storage import helps, kept_on
 
 # A sample below this costs what Python costs, not what its data does. On 2 cores indexing a

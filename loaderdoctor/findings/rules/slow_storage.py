@@ -16,10 +16,10 @@ from loaderdoctor.facts import Facts
 from loaderdoctor.facts.host import WorkerFacts
 from loaderdoctor.facts.loop import PoolTrial
 from loaderdoctor.facts.step import MODERATE_SHARE
+from loaderdoctor.findings import EvidenceValue, Finding, Kind
 from loaderdoctor.findings.capacity import MAX_WAITING_CPU_SHARE, main_cpu_ms, rest_ms
 from loaderdoctor.findings.exposure import Cost, loader_id, num_workers
 from loaderdoctor.findings.input_parts import making_cost
-from loaderdoctor.findings.model import EvidenceValue, Finding, Kind
 from loaderdoctor.findings.rules.storage import cached, file_system_of, helps, kept_on
 
 # More workers must be this many times as many, or noise says as much as they do.

@@ -13,8 +13,8 @@ from loaderdoctor import format as fmt
 from loaderdoctor.facts import Facts, RankFacts
 from loaderdoctor.facts.loop import GpuLimitFacts
 from loaderdoctor.facts.step import MODERATE_SHARE
+from loaderdoctor.findings import Finding, Kind, Severity
 from loaderdoctor.findings.exposure import has_accelerator, severity
-from loaderdoctor.findings.model import Finding, Kind, Severity
 
 # Of the time. An H200 in dense products was held by its power limit for 99 % of it, at 1515 of
 # 1980 MHz; lightly used or idle for none, whatever its clock then was.

@@ -8,6 +8,7 @@ from __future__ import annotations
 from loaderdoctor import format as fmt
 from loaderdoctor.facts import Facts
 from loaderdoctor.facts.step import MODERATE_SHARE
+from loaderdoctor.findings import Finding, Kind, Prediction
 from loaderdoctor.findings.capacity import all_batches_ms
 from loaderdoctor.findings.exposure import (
     Cost,
@@ -19,7 +20,6 @@ from loaderdoctor.findings.exposure import (
     started_anew,
 )
 from loaderdoctor.findings.input_parts import boundary_of_loader_ms, startup_ms_per_step
-from loaderdoctor.findings.model import Finding, Kind, Prediction
 from loaderdoctor.findings.rules.starved import loader_in_main_process
 
 # An epoch of one or two steps may rightly need an iterator every other step; from one in two

@@ -15,6 +15,7 @@ from loaderdoctor.facts.trace import (
     pinned_bytes,
     workers_set_the_pace,
 )
+from loaderdoctor.findings import Finding, Kind, Prediction, Severity
 from loaderdoctor.findings.capacity import (
     KEEPS_UP_MARGIN,
     batch_cpu_ms,
@@ -41,7 +42,6 @@ from loaderdoctor.findings.exposure import (
 )
 from loaderdoctor.findings.input_parts import pool_ms
 from loaderdoctor.findings.line_names import hot_evidence, hot_sentence
-from loaderdoctor.findings.model import Finding, Kind, Prediction, Severity
 from loaderdoctor.findings.rules.streams import more_shards
 
 

@@ -14,6 +14,7 @@ from loaderdoctor.estimate import binomial_interval
 from loaderdoctor.facts import Facts
 from loaderdoctor.facts.host import LineHotspot, WorkerFacts
 from loaderdoctor.facts.step import MODERATE_SHARE
+from loaderdoctor.findings import Finding, Kind
 from loaderdoctor.findings.capacity import MAX_WAITING_CPU_SHARE, in_flight_bytes, rest_ms
 from loaderdoctor.findings.exposure import copy_cost, exposed, input_cost, loader_id, severity
 from loaderdoctor.findings.input_parts import making_cost
@@ -25,7 +26,6 @@ from loaderdoctor.findings.line_names import (
     seen_enough,
     where,
 )
-from loaderdoctor.findings.model import Finding, Kind
 from loaderdoctor.hazards import MIN_AVAILABLE_BYTES
 
 # A disk and the page cache differ by several times. Half as much again is what imports, first

@@ -8,8 +8,8 @@ from loaderdoctor import format as fmt
 from loaderdoctor.facts import Facts
 from loaderdoctor.facts.loop import ShardFacts
 from loaderdoctor.facts.step import MODERATE_SHARE
+from loaderdoctor.findings import EvidenceValue, Finding, Kind, Severity
 from loaderdoctor.findings.exposure import input_cost
-from loaderdoctor.findings.model import EvidenceValue, Finding, Kind, Severity
 from loaderdoctor.instrument.wire.records import LoaderRecord, StreamRecord
 
 # After this part of an epoch it is told how many workers still had data.

@@ -8,10 +8,10 @@ from loaderdoctor import format as fmt
 from loaderdoctor.facts import Facts
 from loaderdoctor.facts.loop import ThreadTrial
 from loaderdoctor.facts.step import MODERATE_SHARE
+from loaderdoctor.findings import EvidenceValue, Finding, Kind, Prediction, Severity
 from loaderdoctor.findings.capacity import cpu_cores_used, cpu_saturated, cpus_words
 from loaderdoctor.findings.exposure import Cost, input_cost, loader_id, num_workers, severity
 from loaderdoctor.findings.input_parts import contention_cost
-from loaderdoctor.findings.model import EvidenceValue, Finding, Kind, Prediction, Severity
 
 # CPU time above wall time: the worker runs more than one thread while it makes a batch.
 MIN_MULTITHREADED_CPU_SHARE = 1.2

@@ -9,9 +9,9 @@ from __future__ import annotations
 from loaderdoctor import format as fmt
 from loaderdoctor.facts import Facts
 from loaderdoctor.facts.host import GrowthFacts
+from loaderdoctor.findings import Finding, Kind, Severity
 from loaderdoctor.findings.exposure import loader_id
 from loaderdoctor.findings.loader_change import change_of, container_bytes
-from loaderdoctor.findings.model import Finding, Kind, Severity
 from loaderdoctor.hazards import MAX_SHARE_OF_ROOM, MIN_AVAILABLE_BYTES, container_words
 from loaderdoctor.instrument.wire.records import LoaderRecord
 from loaderdoctor.settings import Settings

@@ -23,9 +23,8 @@ from matplotlib.patches import Patch
 
 from loaderdoctor import format as fmt
 from loaderdoctor.facts.step import SampleTimes, StepTimeline, WaitSeries
-from loaderdoctor.report.charts import plots
-from loaderdoctor.report.charts.sheet import NARROW, WIDE, Sheet, in_css, paper
-from loaderdoctor.report.charts.subjects import (
+from loaderdoctor.report import RunFolder, make_folder, write_bytes
+from loaderdoctor.report.charts import (
     Bar,
     Bars,
     BarsAndLine,
@@ -38,12 +37,13 @@ from loaderdoctor.report.charts.subjects import (
     Subject,
     gpu_memory_bars,
     host_memory_bars,
+    plots,
     share_stacks,
     step_bars,
     time_legend,
     workers_by_prefetch,
 )
-from loaderdoctor.report.files import RunFolder, make_folder, write_bytes
+from loaderdoctor.report.charts.sheet import NARROW, WIDE, Sheet, in_css, paper
 from loaderdoctor.report.model import Report
 from loaderdoctor.report.run_model import GpuBusy
 

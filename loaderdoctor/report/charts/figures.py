@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from loaderdoctor import format as fmt
 from loaderdoctor.facts.step import SampleTimes, StepTimeline, WaitSeries
-from loaderdoctor.report.charts.subjects import (
+from loaderdoctor.report.charts import (
     NO_PREFETCH,
     Bars,
     Prediction,

@@ -12,8 +12,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocat
 from loaderdoctor import format as fmt
 from loaderdoctor.estimate import Interval
 from loaderdoctor.facts.step import SampleTimes, StepTimeline, WaitSeries
-from loaderdoctor.report.charts.sheet import Line, Rectangle, Rows, Sheet, labelled_rows
-from loaderdoctor.report.charts.subjects import (
+from loaderdoctor.report.charts import (
     NO_PREFETCH,
     Bars,
     BarsAndLine,
@@ -23,6 +22,7 @@ from loaderdoctor.report.charts.subjects import (
     RunLine,
     Stacked,
 )
+from loaderdoctor.report.charts.sheet import Line, Rectangle, Rows, Sheet, labelled_rows
 from loaderdoctor.report.run_model import GpuBusy
 
 # Steps of opacity for spans that stand for several: finer ones can't be told apart.

@@ -14,7 +14,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.text import Text
 
 from loaderdoctor import format as fmt
-from loaderdoctor.findings.model import Kind
+from loaderdoctor.findings import Kind
 from loaderdoctor.format import plain
 from loaderdoctor.report.console.renderables import Capped
 from loaderdoctor.report.console.sections import (

@@ -23,7 +23,7 @@ from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from loaderdoctor.format import plain
-from loaderdoctor.report.files import make_folder, trial_run, write_bytes
+from loaderdoctor.report import make_folder, trial_run, write_bytes
 from loaderdoctor.report.model import Report, Shares, Trial
 from loaderdoctor.report.traces.tensorboard import BASELINE
 

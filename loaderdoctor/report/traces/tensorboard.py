@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from loaderdoctor.errors import UsageError
-from loaderdoctor.report.files import atomic_writer
+from loaderdoctor.report import atomic_writer
 from loaderdoctor.report.traces.raw_trace import (
     RawTrace,
     gzip_writer,

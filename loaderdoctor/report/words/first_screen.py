@@ -10,7 +10,7 @@ from typing import Any
 from loaderdoctor import format as fmt
 from loaderdoctor.estimate import Interval
 from loaderdoctor.facts.step import MODERATE_SHARE
-from loaderdoctor.findings.model import Kind, Severity
+from loaderdoctor.findings import Kind, Severity
 from loaderdoctor.report.model import Ablation, Finding, PassBeforeTraining, Report, Step
 from loaderdoctor.report.words.changes import changes_of
 from loaderdoctor.report.words.parts import is_outside, wall_sentence

@@ -20,9 +20,9 @@ from loaderdoctor.facts.step import (
     shown_severity,
 )
 from loaderdoctor.facts.trace import BusyFacts, IdleGapFacts
-from loaderdoctor.findings.model import Finding as FoundFinding
-from loaderdoctor.findings.model import Kind, Severity
-from loaderdoctor.findings.rules.outside import named, next_to_elsewhere, outside_words
+from loaderdoctor.findings import Finding as FoundFinding
+from loaderdoctor.findings import Kind, Severity
+from loaderdoctor.findings.loop_words import named, next_to_elsewhere, outside_words
 from loaderdoctor.report import model, run_model
 from loaderdoctor.report.model import Report
 from loaderdoctor.report.run_model import Outside

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from loaderdoctor import format as fmt
 from loaderdoctor.facts import Facts
 from loaderdoctor.facts.step import MODERATE_SHARE, Bound, VerdictSeverity
+from loaderdoctor.findings import PARTS, Finding, Kind, Severity
 from loaderdoctor.findings.exposure import trace_alone
 from loaderdoctor.findings.input_parts import cost_beyond_wait, mapping_cost
-from loaderdoctor.findings.model import PARTS, Finding, Kind, Severity
 from loaderdoctor.report import model
 from loaderdoctor.report.model import Recommendation
 from loaderdoctor.report.words.changes import Change, changes_of

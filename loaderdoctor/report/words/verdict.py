@@ -9,9 +9,9 @@ from loaderdoctor.estimate import interval
 from loaderdoctor.facts import Facts
 from loaderdoctor.facts.step import MODERATE_SHARE, Bound, VerdictSeverity
 from loaderdoctor.facts.trace import TraceFacts, may_be_crowded
+from loaderdoctor.findings import Finding, Kind
 from loaderdoctor.findings.capacity import all_batches_ms, all_receiving_ms, rest_ms
 from loaderdoctor.findings.exposure import is_open, num_workers, trace_alone
-from loaderdoctor.findings.model import Finding, Kind
 from loaderdoctor.report.model import Report, Shares
 from loaderdoctor.report.words.first_screen import sentences
 

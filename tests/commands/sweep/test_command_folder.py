@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from loaderdoctor.commands.sweep import raw_traces
-from loaderdoctor.report.files import RunFolder
+from loaderdoctor.report import RunFolder
 
 
 def test_raw_traces_go_those_of_a_killed_command_too(tmp_path: Path) -> None:

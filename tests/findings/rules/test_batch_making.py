@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from loaderdoctor.advice.prescription import code_advice, prescribe
-from loaderdoctor.findings.find import find
+from loaderdoctor.findings import Kind, Severity
 from loaderdoctor.findings.line_names import where
-from loaderdoctor.findings.model import Kind, Severity
+from loaderdoctor.findings.rules import find
 from loaderdoctor.findings.rules.batch_making import (
     collate_bound,
     dataset_format_bound,

@@ -12,8 +12,8 @@ from loaderdoctor.advice.prescription import code_advice
 from loaderdoctor.attribution.combine import facts_of_trace
 from loaderdoctor.facts import Facts
 from loaderdoctor.facts.trace import ComputeFacts
-from loaderdoctor.findings.find import find
-from loaderdoctor.findings.model import Kind, Severity
+from loaderdoctor.findings import Kind, Severity
+from loaderdoctor.findings.rules import find
 from loaderdoctor.findings.rules.compute_hints import (
     bias_before_batchnorm,
     cudnn_benchmark_off,

@@ -9,8 +9,8 @@ import pytest
 from loaderdoctor.attribution.combine import facts_of_trace
 from loaderdoctor.attribution.verdict import judge_trace
 from loaderdoctor.facts.trace import ProfilerFacts
-from loaderdoctor.findings.find import find
-from loaderdoctor.findings.model import Kind, Severity
+from loaderdoctor.findings import Kind, Severity
+from loaderdoctor.findings.rules import find
 from loaderdoctor.findings.rules.contention import (
     gil_contention,
     pin_thread_bound,

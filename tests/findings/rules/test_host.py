@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from loaderdoctor.facts.trace import HostHotspot
-from loaderdoctor.findings.model import Severity
+from loaderdoctor.findings import Severity
 from loaderdoctor.findings.rules.host import launch_bound, sync_every_step
 from tests.findings.builders import healthy, shares, trace, with_exposed
 from tests.findings.case import Case, fires, stays_silent

@@ -12,7 +12,7 @@ from loaderdoctor.attribution.combine import facts_of_trace
 from loaderdoctor.attribution.verdict import judge_run
 from loaderdoctor.facts.host import CodeLine, LoopLineFacts, LoopPlace
 from loaderdoctor.facts.trace import HostHotspot
-from loaderdoctor.findings.model import Severity
+from loaderdoctor.findings import Severity
 from loaderdoctor.findings.rules.host import work_between_steps
 from tests.findings.builders import healthy, machine, shares, trace
 from tests.findings.case import Case, fires, stays_silent

@@ -10,8 +10,8 @@ import pytest
 from loaderdoctor.advice.prescription import prescribe
 from loaderdoctor.facts import Facts
 from loaderdoctor.facts.loop import CollectionFacts
-from loaderdoctor.findings.find import find
-from loaderdoctor.findings.model import Kind, Severity
+from loaderdoctor.findings import Kind, Severity
+from loaderdoctor.findings.rules import find
 from loaderdoctor.findings.rules.memory import gc_in_workers, gc_pauses
 from tests.findings.builders import healthy, shares, with_exposed, workers
 from tests.findings.case import Case, check_fires, check_silent

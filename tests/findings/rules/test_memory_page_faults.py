@@ -14,8 +14,8 @@ from loaderdoctor.advice.prescription import candidates
 from loaderdoctor.attribution.ablation import synthetic_faults
 from loaderdoctor.facts import Facts
 from loaderdoctor.facts.loop import CpuFacts
-from loaderdoctor.findings.find import find
-from loaderdoctor.findings.model import Kind, Severity
+from loaderdoctor.findings import Kind, Severity
+from loaderdoctor.findings.rules import find
 from loaderdoctor.findings.rules.contention import gil_contention
 from loaderdoctor.findings.rules.memory import allocator_page_faults, batch_page_faults
 from loaderdoctor.instrument.wire.protocol import WindowDone

@@ -9,8 +9,8 @@ from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts import Facts
 from loaderdoctor.facts.host import LoopLineFacts
 from loaderdoctor.facts.loop import CompileFacts, NewShapeFacts
-from loaderdoctor.findings.find import find
-from loaderdoctor.findings.model import Kind, Severity
+from loaderdoctor.findings import Kind, Severity
+from loaderdoctor.findings.rules import find
 from loaderdoctor.findings.rules.new_shapes import (
     autotuning_each_shape,
     compute_depends_on_new_shapes,

@@ -9,9 +9,10 @@ import pytest
 
 from loaderdoctor.facts.host import CodeLine, LoopLineFacts, LoopPlace
 from loaderdoctor.facts.loop import OutsideFacts, WallFacts
-from loaderdoctor.findings.find import find
-from loaderdoctor.findings.model import Kind, Severity
-from loaderdoctor.findings.rules.outside import outside_words, time_outside_steps, trains_elsewhere
+from loaderdoctor.findings import Kind, Severity
+from loaderdoctor.findings.loop_words import outside_words
+from loaderdoctor.findings.rules import find
+from loaderdoctor.findings.rules.outside import time_outside_steps, trains_elsewhere
 from tests.findings.builders import healthy, loader, step, with_exposed
 from tests.findings.case import Case, fires, stays_silent
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from loaderdoctor.facts import Facts
-from loaderdoctor.findings.find import find
-from loaderdoctor.findings.model import Severity
+from loaderdoctor.findings import Severity
+from loaderdoctor.findings.rules import find
 from loaderdoctor.findings.rules import outside as rules
 from loaderdoctor.findings.rules.outside import pass_before_training
 from loaderdoctor.instrument.wire.records import PassRecord

@@ -7,9 +7,9 @@ from dataclasses import replace
 from loaderdoctor.advice.prescription import candidates
 from loaderdoctor.facts import Facts
 from loaderdoctor.facts.loop import CpuFacts
+from loaderdoctor.findings import Severity
 from loaderdoctor.findings.capacity import cpu_saturated, cpus_words
-from loaderdoctor.findings.find import find
-from loaderdoctor.findings.model import Severity
+from loaderdoctor.findings.rules import find
 from loaderdoctor.findings.rules.contention import gil_contention
 from loaderdoctor.findings.rules.saturated import cpu_saturated_workers, storage_bound_workers
 from loaderdoctor.findings.rules.starved import (

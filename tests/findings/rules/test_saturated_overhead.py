@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from loaderdoctor.advice.prescription import candidates
-from loaderdoctor.findings.find import find
-from loaderdoctor.findings.model import Kind, Severity
+from loaderdoctor.findings import Kind, Severity
+from loaderdoctor.findings.rules import find
 from loaderdoctor.findings.rules.saturated import overhead_bound_loader
 from loaderdoctor.settings import Settings
 from tests.findings.builders import healthy, loader, with_exposed, workers

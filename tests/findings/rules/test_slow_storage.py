@@ -11,8 +11,8 @@ from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts import Facts
 from loaderdoctor.facts.host import MoreReaders, Readers, ReadFacts
 from loaderdoctor.facts.loop import PoolTrial
-from loaderdoctor.findings.find import find
-from loaderdoctor.findings.model import Kind, Severity
+from loaderdoctor.findings import Kind, Severity
+from loaderdoctor.findings.rules import find
 from loaderdoctor.findings.rules.slow_storage import (
     bandwidth_bound_storage,
     latency_bound_storage,

@@ -7,7 +7,7 @@ from typing import Any
 
 from loaderdoctor.facts import Facts
 from loaderdoctor.facts.loop import GpuLimitFacts
-from loaderdoctor.findings.model import Severity
+from loaderdoctor.findings import Severity
 from loaderdoctor.findings.rules.slowed_compute import gpu_throttled
 from tests.findings.builders import healthy, with_exposed
 from tests.findings.case import Case, check_fires, check_silent

@@ -8,7 +8,7 @@ import pytest
 
 from loaderdoctor.facts import Facts, RankFacts
 from loaderdoctor.facts.step import Shares
-from loaderdoctor.findings.model import Severity
+from loaderdoctor.findings import Severity
 from loaderdoctor.findings.rules.slowed_compute import slow_rank
 from tests.findings.builders import healthy
 from tests.findings.case import Case, check_fires, check_silent

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from loaderdoctor.facts import Facts
-from loaderdoctor.findings.model import Severity
+from loaderdoctor.findings import Severity
 from loaderdoctor.findings.rules.slowed_compute import subnormal_numbers
 from loaderdoctor.instrument.wire.records import SubnormalRecord
 from tests.findings.builders import healthy, machine, trace

@@ -6,8 +6,8 @@ from typing import Any
 
 from loaderdoctor.advice.code import edits_for
 from loaderdoctor.facts import Facts
-from loaderdoctor.findings.find import find
-from loaderdoctor.findings.model import Kind, Severity
+from loaderdoctor.findings import Kind, Severity
+from loaderdoctor.findings.rules import find
 from loaderdoctor.findings.rules.startup import main_guard_missing
 from loaderdoctor.settings import Settings
 from tests.findings.builders import healthy, loader, machine, with_exposed

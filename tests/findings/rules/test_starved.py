@@ -9,7 +9,7 @@ import pytest
 from loaderdoctor.attribution.combine import facts_of_trace
 from loaderdoctor.facts.host import EdgeFacts
 from loaderdoctor.facts.trace import TraceFacts
-from loaderdoctor.findings.model import Severity
+from loaderdoctor.findings import Severity
 from loaderdoctor.findings.rules.saturated import (
     cpu_saturated_workers,
     storage_bound_workers,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loaderdoctor.findings.model import Severity
+from loaderdoctor.findings import Severity
 from loaderdoctor.findings.rules.storage import cold_storage, many_small_files, memory_short
 from tests.findings.builders import healthy, line, loader, machine, with_exposed, workers
 from tests.findings.case import Case, fires, stays_silent

@@ -8,8 +8,8 @@ import pytest
 
 from loaderdoctor.facts import Facts
 from loaderdoctor.facts.host import Leaf, LineHotspot
-from loaderdoctor.findings.find import find
-from loaderdoctor.findings.model import Kind, Severity
+from loaderdoctor.findings import Kind, Severity
+from loaderdoctor.findings.rules import find
 from loaderdoctor.findings.rules.storage import retried_requests
 from tests.findings.builders import line, loader, with_exposed, workers
 from tests.findings.case import Case, check_fires, check_silent

@@ -7,8 +7,8 @@ from typing import Any
 
 from loaderdoctor.facts import Facts
 from loaderdoctor.facts.loop import ShardFacts
-from loaderdoctor.findings.find import find
-from loaderdoctor.findings.model import Kind, Severity
+from loaderdoctor.findings import Kind, Severity
+from loaderdoctor.findings.rules import find
 from loaderdoctor.findings.rules.streams import samples_repeated, shuffle_collapsed, uneven_shards
 from loaderdoctor.instrument.wire.records import LabelsRecord, StreamRecord
 from tests.findings.builders import healthy, loader, with_exposed, workers

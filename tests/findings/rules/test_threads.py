@@ -11,8 +11,8 @@ from loaderdoctor.advice.prescription import prescribe
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts import Facts
 from loaderdoctor.facts.loop import CpuFacts, ThreadTrial
-from loaderdoctor.findings.find import find
-from loaderdoctor.findings.model import Kind, Severity
+from loaderdoctor.findings import Kind, Severity
+from loaderdoctor.findings.rules import find
 from loaderdoctor.findings.rules.contention import (
     gil_contention,
 )

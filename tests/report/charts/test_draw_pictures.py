@@ -8,10 +8,10 @@ from pathlib import Path
 
 import msgspec
 
+from loaderdoctor.report import RunFolder
 from loaderdoctor.report.charts.draw import write_plots
 from loaderdoctor.report.charts.plots import _whiskers
 from loaderdoctor.report.charts.sheet import WIDE, labelled_rows
-from loaderdoctor.report.files import RunFolder
 from loaderdoctor.report.model import Report, Trial
 from tests.report import samples
 

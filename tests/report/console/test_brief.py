@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from loaderdoctor.findings.model import Kind, Severity
-from loaderdoctor.report.console.page import console_text
+from loaderdoctor.findings import Kind, Severity
+from loaderdoctor.report.console import console_text
 from loaderdoctor.report.model import Report, ReportWarning
 from loaderdoctor.report.words.first_screen import causes, shortened
 from loaderdoctor.report.words.verdict import trust_sentence

@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.text import Text
 
 from loaderdoctor.facts.step import Bound, VerdictSeverity
-from loaderdoctor.findings.model import Finding, Kind, Severity
+from loaderdoctor.findings import Finding, Kind, Severity
 from loaderdoctor.report import model
-from loaderdoctor.report.console.page import console_text, render_report
+from loaderdoctor.report.console import console_text, render_report
 from loaderdoctor.report.console.renderables import cells
 from tests.report import samples
 

@@ -9,7 +9,7 @@ import pytest
 
 from loaderdoctor.attribution.pictures import tracks
 from loaderdoctor.attribution.trace_facts import attribute
-from loaderdoctor.report.traces.captures import TRACK_PID, Overlay, StepShares, write_perfetto_trace
+from loaderdoctor.report.traces import TRACK_PID, Overlay, StepShares, write_perfetto_trace
 from loaderdoctor.trace import read_trace
 from tests.report.conftest import CASES, load, trace_path
 from tests.report.traces.test_tensorboard import TRACKS

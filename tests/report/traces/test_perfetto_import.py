@@ -16,8 +16,8 @@ from torch_tb_profiler.profiler.run_generator import RunGenerator
 
 from loaderdoctor.attribution.pictures import tracks
 from loaderdoctor.attribution.trace_facts import attribute
-from loaderdoctor.report.files import decode_report
-from loaderdoctor.report.traces.captures import Overlay, write_perfetto_trace
+from loaderdoctor.report import decode_report
+from loaderdoctor.report.traces import Overlay, write_perfetto_trace
 from loaderdoctor.report.traces.worker_tracks import CATEGORY
 from loaderdoctor.trace import read_trace
 from tests.report.conftest import CASES, load, trace_path

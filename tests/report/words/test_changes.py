@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from loaderdoctor.report.console.page import console_text
+from loaderdoctor.report.console import console_text
 from loaderdoctor.report.html import html
 from loaderdoctor.report.model import Report, Trial
 from loaderdoctor.report.words.changes import Change, changes_of, leader_not_advised, vocabulary

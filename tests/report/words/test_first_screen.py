@@ -12,8 +12,8 @@ from rich.console import Console
 from loaderdoctor.attribution.verdict import judge_run
 from loaderdoctor.facts.loop import AblationFacts
 from loaderdoctor.facts.step import Bound, VerdictSeverity
-from loaderdoctor.findings.model import Finding, Kind, Severity
-from loaderdoctor.report.console.page import console_text, render_report
+from loaderdoctor.findings import Finding, Kind, Severity
+from loaderdoctor.report.console import console_text, render_report
 from loaderdoctor.report.html import html
 from loaderdoctor.report.model import Finding as ReportFinding
 from loaderdoctor.report.model import Recommendation, Report

@@ -9,7 +9,7 @@ import msgspec
 
 from loaderdoctor.instrument.wire.records import PassRecord
 from loaderdoctor.report import model
-from loaderdoctor.report.console.page import console_text
+from loaderdoctor.report.console import console_text
 from loaderdoctor.report.words.changes import meaning
 from loaderdoctor.report.words.first_screen import before_training_sentence
 from loaderdoctor.report.words.method import of_inference

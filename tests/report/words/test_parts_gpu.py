@@ -11,9 +11,9 @@ import pytest
 
 from loaderdoctor.commands.analyze import AnalyzeOptions, analyze
 from loaderdoctor.facts.trace import BusyFacts
+from loaderdoctor.report import decode_report, encode_report
 from loaderdoctor.report.build import gpu_of
-from loaderdoctor.report.console.page import console_text
-from loaderdoctor.report.files import decode_report, encode_report
+from loaderdoctor.report.console import console_text
 from loaderdoctor.report.html import html
 from loaderdoctor.report.model import MemoryHistory, Report
 from loaderdoctor.report.words.parts import (

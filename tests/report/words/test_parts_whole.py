@@ -7,10 +7,10 @@ from dataclasses import replace
 from loaderdoctor.attribution.combine import facts_of_trace
 from loaderdoctor.attribution.verdict import judge_trace
 from loaderdoctor.facts import Facts
-from loaderdoctor.findings.find import find
+from loaderdoctor.findings.rules import find
 from loaderdoctor.report import model
 from loaderdoctor.report.build import step_of
-from loaderdoctor.report.console.page import console_text
+from loaderdoctor.report.console import console_text
 from loaderdoctor.report.html import html
 from loaderdoctor.report.words.parts import whole_of
 from tests.findings.builders import copy_facts, shares, trace, with_exposed

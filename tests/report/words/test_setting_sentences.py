@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from loaderdoctor.findings import model
-from loaderdoctor.findings.model import Outcome, Prediction
+from loaderdoctor.findings import Outcome, Prediction, Tested
 from loaderdoctor.report.model import Recommendation
 from loaderdoctor.report.words.changes import changes_of, leader_not_advised
 from loaderdoctor.report.words.summary import verdict_sentence
@@ -68,7 +67,7 @@ def sentences(name: str, value: Value) -> Iterator[str]:
     wanted = Settings(**{name: value})  # type: ignore[arg-type]
     outcome = Outcome(settings=wanted, step_ms=2.0, own_ms=13.0, gain_low_ms=9.0, gain_high_ms=13.0)
     guess = Prediction(sentence="It would help.", setting=name)
-    yield f"A trial {model.Tested(prediction=guess, outcome=outcome).sentence}"
+    yield f"A trial {Tested(prediction=guess, outcome=outcome).sentence}"
     base = samples.trial("as is", 14.8, settings={})
     first = samples.trial(wanted.label(), 2.0, settings={name: value}, gain_ms=None)
     report = structs.replace(samples.input_bound(), trials=(base, first), recommendations=())

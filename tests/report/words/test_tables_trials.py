@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 
 from loaderdoctor import format as fmt
+from loaderdoctor.report import RunFolder, decode_report, encode_report
 from loaderdoctor.report.charts.figures import HtmlExtras
-from loaderdoctor.report.console.page import console_text
-from loaderdoctor.report.files import RunFolder, decode_report, encode_report
+from loaderdoctor.report.console import console_text
 from loaderdoctor.report.html import write_html
 from loaderdoctor.report.model import Cluster, Group, Hardware, Report
 from loaderdoctor.report.words.tables import trial_names

@@ -12,7 +12,7 @@ import pytest
 from loaderdoctor.errors import UsageError
 from loaderdoctor.instrument.command.launch_config import Target as Script
 from loaderdoctor.instrument.wire.protocol import Observed, WindowDone
-from loaderdoctor.report.console.page import console_text
+from loaderdoctor.report.console import console_text
 from loaderdoctor.report.model import Trial as TrialRow
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.presets import PRESETS, find_preset

@@ -47,6 +47,11 @@ def dest_of(flags: Sequence[str]) -> str:
     return long.lstrip("-").replace("-", "_")
 
 
+def is_parsed(call: ast.Call) -> bool:
+    """`parser.parse_args()`, `ArgumentParser().parse_args(argv)`."""
+    return called_name(call) in ("parse_args", "parse_known_args", "parse_intermixed_args")
+
+
 def text_of(node: ast.expr | None) -> str | None:
     """The text that a literal holds; None where it is none."""
     value = node.value if isinstance(node, ast.Constant) else None

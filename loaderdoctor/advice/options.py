@@ -19,6 +19,7 @@ from loaderdoctor.advice.assigned import (
     default_of,
     dest_of,
     given_of,
+    is_parsed,
     of_self,
     part_returned,
     path_of,
@@ -222,7 +223,7 @@ class _Finder:
         root = next(x for x in ast.walk(node) if isinstance(x, ast.Name))
         made = self._held(source, root, path[:-1])
         if made is not None:
-            if _is_parsed(made):
+            if is_parsed(made):
                 return self._argument(path[-1]) or self._field(path)
             if called_name(made) in ("merge", "from_cli") and "from_cli" in ast.unparse(made):
                 return Option(kind="key", names=(".".join(path[1:]),))
@@ -255,7 +256,7 @@ class _Finder:
             value = value.args[0]
         if isinstance(value, ast.Name) and value.id != root.id:
             return self._held(source, value, (value.id,))
-        if isinstance(value, ast.Call) and not _is_parsed(value):
+        if isinstance(value, ast.Call) and not is_parsed(value):
             made = self._returned(value)
             return made if made is not None else value
         return value if isinstance(value, ast.Call) else None
@@ -395,8 +396,3 @@ class _Finder:
                     if isinstance(given, ast.Name) and self._is_hydra(at, given, depth + 1):
                         return given.id == root.id
         return False
-
-
-def _is_parsed(call: ast.Call) -> bool:
-    """`parser.parse_args()`, `ArgumentParser().parse_args(argv)`."""
-    return called_name(call) in ("parse_args", "parse_known_args", "parse_intermixed_args")

@@ -29,8 +29,8 @@ from loaderdoctor.commands.run.monitor import hooked, monitor
 from loaderdoctor.diagnosis.budget import DiagnosisOptions, follow_seconds
 from loaderdoctor.diagnosis.run import Diagnosis
 from loaderdoctor.errors import LoaderdoctorError, RunError, UsageError
-from loaderdoctor.instrument.command.in_process import InProcessRun, LocalLink
 from loaderdoctor.instrument.command.launched_run import TrainingBeganError
+from loaderdoctor.instrument.command.script_run import InProcessRun, LocalLink
 from loaderdoctor.instrument.session.hooks import Hooks
 from loaderdoctor.instrument.session.session import Session
 from loaderdoctor.instrument.system.interpreter import user_site

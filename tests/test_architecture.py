@@ -70,7 +70,7 @@ DRIVERS = {"commands", "cli", "api", "callbacks", "__main__"}  # these may impor
 # Rooms of the measuring process that a command starts without torch.
 TORCH_FREE = {"wire", "system", "command"}
 # In them, what only the measuring process imports.
-TORCH_IN = {"system/memory.py", "system/devices.py"}
+TORCH_IN = {"system/memory.py"}
 
 
 @cache

@@ -9,8 +9,8 @@ import pytest
 from msgspec import structs
 
 from loaderdoctor.alerts.job import MAX_ROWS, Account, History
-from loaderdoctor.instrument.wire.beats import Dry, Sums
-from loaderdoctor.instrument.wire.log_bins import LogBins, counted
+from loaderdoctor.instrument.recording.stretch import counted
+from loaderdoctor.instrument.wire.beats import Dry, LogBins, Sums
 from loaderdoctor.instrument.wire.protocol import Beat
 from loaderdoctor.instrument.wire.records import OutsideRecord, WallRecord
 

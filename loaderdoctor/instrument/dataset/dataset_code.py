@@ -21,7 +21,7 @@ from torch.utils.data import IterableDataset
 from loaderdoctor.instrument.dataset.transforms import transform_name
 from loaderdoctor.instrument.system.interpreter import library_of
 from loaderdoctor.instrument.wire.records import Normalisation, StoreRecord
-from loaderdoctor.instrument.workers.transform_probe import find_composes
+from loaderdoctor.instrument.workers.user_code import find_composes
 
 # Attributes by which a wrapper of a framework holds the function that does the work
 # (transformers' RemoveColumnsCollator; others name it as DataLoader does).

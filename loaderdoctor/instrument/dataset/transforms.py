@@ -24,7 +24,7 @@ from loaderdoctor.instrument.dataset.own_copy import (
     shapes_in,
     some_samples,
 )
-from loaderdoctor.instrument.workers.transform_probe import find_composes
+from loaderdoctor.instrument.workers.user_code import find_composes
 
 # Conversions: without them a sample is another thing. By class name, since torchvision's first
 # and second set of transforms, and those of other libraries, share names but no base class.

@@ -42,7 +42,7 @@ from loaderdoctor.instrument.wire.protocol import Beat, WindowRequest
 from loaderdoctor.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from loaderdoctor.instrument.recording.device_probes import CopyProbe, DryProbe
+    from loaderdoctor.instrument.recording.process_counts import CopyProbe, DryProbe
 
 BEAT_NS: Final = 2_000_000_000
 # Marks summed up at a time, for loops of very short steps.
@@ -141,7 +141,7 @@ class Recorder:
         session.workers.flush()
         session.workers.sums_only()
         if session.device is not None and definition.tick == "fetch":
-            from loaderdoctor.instrument.recording.device_probes import CopyProbe, DryProbe
+            from loaderdoctor.instrument.recording.process_counts import CopyProbe, DryProbe
 
             self._dry, self._copies = DryProbe(session.device), CopyProbe(session.device)
         cycle = windows.batches_per_cycle(None)

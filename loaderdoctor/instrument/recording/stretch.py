@@ -13,8 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from loaderdoctor.instrument.wire.beats import Block, Stall, Sums
-from loaderdoctor.instrument.wire.log_bins import counted
+from loaderdoctor.instrument.wire.beats import N_BINS, PER_OCTAVE, Block, Stall, Sums
 
 # What an interval from one boundary to the next holds besides a step; bits.
 STARTS: Final = 1  # a new iterator of the step's loader: made, workers started, first batch
@@ -241,3 +240,10 @@ def step_bins(steps: Steps) -> tuple[dict[int, int], dict[int, int]]:
     plain = steps.plain
     waits = counted(steps.wait_ns[plain]) if steps.wait_ns is not None else {}
     return counted(steps.took_ns[plain]), waits
+
+
+def counted(durations_ns: NDArray[np.int64]) -> dict[int, int]:
+    """How many durations each bin holds; bins that hold none are left out."""
+    at = np.log2(np.maximum(durations_ns, 1)) * PER_OCTAVE
+    counts = np.bincount(np.minimum(at.astype(np.int64), N_BINS - 1), minlength=1)
+    return {int(i): int(counts[i]) for i in np.flatnonzero(counts)}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 
-from loaderdoctor.instrument.batches.page_probe import PageProbe
+from loaderdoctor.instrument.batches.properties import PageProbe
 from loaderdoctor.instrument.system.interpreter import Site
 from loaderdoctor.instrument.wire.records import LoaderRecord, TensorRecord
 

@@ -17,7 +17,7 @@ from loaderdoctor.errors import LoaderdoctorError
 from loaderdoctor.instrument.session.stack_samples import MAX_FRAMES, StackSampler
 from loaderdoctor.instrument.system.interpreter import living
 from loaderdoctor.instrument.wire.protocol import ProfilerSchedule
-from loaderdoctor.instrument.workers.worker_sampling import USER, Place, kind_of, place_of
+from loaderdoctor.instrument.workers.user_code import USER, Place, kind_of, place_of
 
 if TYPE_CHECKING:
     import torch

@@ -41,7 +41,7 @@ from loaderdoctor.instrument.wire.window_records import (
     StackRecord,
     Stage,
 )
-from loaderdoctor.instrument.workers.worker_sampling import OWN, USER, kind_of, place_of
+from loaderdoctor.instrument.workers.user_code import OWN, USER, kind_of, place_of
 
 # So close together a sample costs 50 to 80 µs of CPU: by that, 2 to 4 % of the window.
 INTERVAL_S: Final = 0.002

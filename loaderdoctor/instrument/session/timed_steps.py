@@ -26,7 +26,7 @@ from loaderdoctor.instrument.session.switches import Switches
 from loaderdoctor.instrument.session.window_memory import Timed
 from loaderdoctor.instrument.system import memory
 from loaderdoctor.instrument.system.cpu_use import CpuMeter
-from loaderdoctor.instrument.system.devices import GpuLimits
+from loaderdoctor.instrument.system.look_around import GpuLimits
 from loaderdoctor.instrument.system.processes import host_bytes, unique_bytes
 from loaderdoctor.instrument.wire.protocol import SCRIPT_ENDED, WindowDone, WindowRequest
 from loaderdoctor.instrument.wire.window_records import (

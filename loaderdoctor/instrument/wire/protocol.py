@@ -314,7 +314,7 @@ class Beat(Message, frozen=True, kw_only=True, omit_defaults=True):
     sums: Sums
     blocks: tuple[Block, ...] = ()
     stalls: tuple[Stall, ...] = ()
-    step_bins: dict[int, int] = {}  # see `log_bins`
+    step_bins: dict[int, int] = {}  # see `beats.LogBins`
     wait_bins: dict[int, int] = {}
     last_step_ns: tuple[int, ...] = ()  # the last of them, in order
     collections: Collections = Collections()

@@ -20,7 +20,7 @@ from torch.utils.data._utils import fetch as torch_fetch
 from torch.utils.data.dataloader import _DatasetKind
 
 from loaderdoctor.instrument.wire.record_file import BATCH, Outcome
-from loaderdoctor.instrument.workers.transform_probe import EVERY_N_SAMPLES, TransformProbe
+from loaderdoctor.instrument.workers.user_code import EVERY_N_SAMPLES, TransformProbe
 
 CLOCK_KEY: Final = "_loaderdoctor_clock"
 

@@ -45,8 +45,13 @@ from loaderdoctor.instrument.workers.worker_loop import (
     find_argument,
     find_queues,
 )
-from loaderdoctor.instrument.workers.worker_sampling import LineSampler, python_threads
-from loaderdoctor.instrument.workers.worker_state import Collecting, HeapFree, state
+from loaderdoctor.instrument.workers.worker_sampling import (
+    Collecting,
+    HeapFree,
+    LineSampler,
+    python_threads,
+    state,
+)
 
 # Native thread pools start with first use: they are counted after this many batches, then again
 # at twice as many, and so on.

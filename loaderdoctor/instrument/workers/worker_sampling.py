@@ -1,27 +1,33 @@
-"""Hotspots: a thread that samples where the fetching thread is, every 10 ms and later less often.
+"""What is found out in a worker beside its batches: hotspots, by stack samples, and its own state.
 
-A sample counts for the deepest frame in the user's own code below torch's fetcher, and for the
-leaf frame below it (the library function it was in). Where no frame is the user's, the deepest
-frame of an installed package counts, so that a library's dataset still shows its line.
+A thread samples where the fetching thread is, every 10 ms and later less often. A sample counts for
+the deepest frame in the user's own code below torch's fetcher, and for the leaf frame below it (the
+library function it was in). Where no frame is the user's, the deepest frame of an installed package
+counts, so that a library's dataset still shows its line. Biased as every sampler within the
+interpreter: it runs when the watched thread gives up the GIL, or some time after asking for it (see
+`interpreter.ask_soon`).
 
-Biased as every sampler within the interpreter: it runs when the watched thread gives up the GIL,
-or some time after asking for it (see switch_interval).
+The state (CPUs, threads, reads, what the dataset holds) is asked for after the start, after 4, 8,
+16 … batches and at the end: a fraction of a millisecond each.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import functools
+import gc
+import os
 import random
 import sys
-import sysconfig
 import threading
 import time
+from collections import deque
 from pathlib import Path
-from types import CodeType, FrameType
-from typing import Final
+from typing import Any, Final
 
 import torch
 
-import loaderdoctor
 from loaderdoctor.instrument.system.interpreter import ask_as_usual, ask_soon
 from loaderdoctor.instrument.wire.record_file import Kind, RecordWriter
 from loaderdoctor.instrument.workers.fetch_clock import (
@@ -29,6 +35,7 @@ from loaderdoctor.instrument.workers.fetch_clock import (
     MAX_SAMPLING_SHARE,
     FetchClock,
 )
+from loaderdoctor.instrument.workers.user_code import Place, locate
 from loaderdoctor.units import NS_PER_S
 
 INTERVAL_S: Final = 0.010
@@ -43,24 +50,7 @@ STACK_SAMPLES_AT_FULL_RATE: Final = 100
 STACK_SAMPLES_AT_ANY_COST: Final = 16
 IDLE_STACK_SAMPLES: Final = 5  # in a row without a fetch, then it sleeps until the next one
 REPORT_EVERY_NS: Final = 500_000_000
-MAX_FRAMES: Final = 200
-
-_STDLIB: Final = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
-_TORCH: Final = str(Path(torch.__file__).parent)
-_OURS: Final = str(Path(loaderdoctor.__file__).parent)
-_RECIPES: Final = str(Path(_OURS) / "_recipes")  # shipped with us, but a user's code in kind
-_WORKER_LOOP: Final = str(Path(_TORCH) / "utils/data/_utils/worker.py")
-_FETCHING: Final = (
-    str(Path(_TORCH) / "utils/data/_utils/fetch.py"),
-    _WORKER_LOOP,
-    str(Path(_TORCH) / "utils/data/dataloader.py"),
-)
-
-Place = tuple[str, int, str]  # file, line, function
 Watched = tuple[int, FetchClock | None, int]  # thread, clock, serial of the iterator
-
-USER, PACKAGE, INNER, OWN, FETCHER = range(5)
-
 
 # Native ids of threads that Python started here: some live for a moment after it forgot them.
 python_threads: set[int] = set()
@@ -206,62 +196,141 @@ class LineSampler:
                 self._counts[key] = self._counts.get(key, 0) + 1
 
 
-def locate(frame: FrameType) -> tuple[Place, Place] | None:
-    """The user's line and the leaf, looking from `frame` outward to torch's fetcher.
+MAX_NAMES = 16
+MAX_ASKING_S = 0.001  # of CPU time; commonly 0.05 to 0.1 ms
+MAX_DEPTH = 3  # datasets that wrap one another
+_CONTAINERS = (list, dict, set, deque, bytearray)
 
-    None where the stack is between batches: nothing of a dataset, sampler or collate function.
-    """
-    leaf: FrameType | None = None
-    package: FrameType | None = None
-    at: FrameType | None = frame
-    for _ in range(MAX_FRAMES):
-        if at is None:
-            return None  # not below a fetcher: the thread is elsewhere by now
-        kind = kind_of(at.f_code)
-        if kind == FETCHER:
+
+class Collecting:
+    """Counts what Python's garbage collector does in this worker, by a callback of its own."""
+
+    def __init__(self) -> None:
+        self.n_full = 0
+        self.ns = 0
+        self._began_ns = 0
+        gc.callbacks.append(self._called)
+
+    def _called(self, phase: str, info: dict[str, Any]) -> None:
+        now = time.perf_counter_ns()
+        if phase == "start":
+            self._began_ns = now
+        elif self._began_ns:
+            self.ns += now - self._began_ns
+            self.n_full += info["generation"] == 2
+            self._began_ns = 0
+
+
+def state(
+    n_batches: int, dataset: object, collecting: Collecting, heap_free: HeapFree
+) -> dict[str, Any]:
+    """As it is recorded; None for what the system does not tell."""
+    return {
+        "collected": [n_batches, collecting.n_full, collecting.ns],
+        "cores": _affinity(),
+        "torch_threads": torch.get_num_threads(),
+        "native_threads": _native_threads(),
+        "run_wait_ns": _run_wait_ns(),
+        "reads": _reads(n_batches),
+        "held": _held(dataset),
+        "heap_free": heap_free(),
+    }
+
+
+def lengths(dataset: object) -> dict[str, int]:
+    """Entries by attribute path; of a method behind `functools.lru_cache` what it keeps."""
+    found: dict[str, int] = {}
+    holder: Any = dataset
+    prefix = ""
+    for _ in range(MAX_DEPTH):
+        attributes = getattr(holder, "__dict__", None)
+        if not isinstance(attributes, dict):
             break
-        if kind != OWN:
-            leaf = leaf or at
-        if kind == USER:
-            return place_of(at), place_of(leaf or at)
-        if kind == PACKAGE and package is None:
-            package = at
-        at = at.f_back
-    if leaf is None or at is None:
+        for name, value in list(attributes.items()):
+            if isinstance(value, _CONTAINERS) and len(found) < MAX_NAMES:
+                found[prefix + name] = len(value)
+        for name, member in list(vars(type(holder)).items()):
+            # Anything else that has a `cache_info` is the user's code.
+            if type(member) is functools._lru_cache_wrapper and len(found) < MAX_NAMES:
+                found[f"{prefix}{name}()"] = int(member.cache_info().currsize)
+        holder, prefix = attributes.get("dataset"), f"{prefix}dataset."
+    return found
+
+
+def _affinity() -> list[int] | None:
+    if not hasattr(os, "sched_getaffinity"):  # macOS, Windows
         return None
-    if package is None and at.f_code.co_filename == _WORKER_LOOP:
-        return None  # torch's own queue, between batches
-    return place_of(package or leaf), place_of(leaf)
+    return sorted(os.sched_getaffinity(0))
 
 
-def place_of(frame: FrameType) -> Place:
-    code = frame.f_code
-    name = getattr(code, "co_qualname", code.co_name)  # co_qualname: Python >= 3.11
-    return code.co_filename, frame.f_lineno or code.co_firstlineno, name
+def _run_wait_ns() -> int | None:
+    """How long this process's main thread has stood in a run queue: ready, and no CPU free."""
+    try:
+        return int(Path("/proc/self/schedstat").read_text().split()[1])
+    except (OSError, IndexError, ValueError):
+        return None
 
 
-_kinds: dict[str, int] = {}
+def _reads(n_batches: int) -> list[int] | None:
+    """Batches made so far, and what this process has read: bytes, calls, bytes from a disk.
+
+    Of files, pipes and sockets that are read like files; not by `recv`, nor through a mapping.
+    """
+    try:
+        rows = Path("/proc/self/io").read_text().split()
+        counts = dict(zip(rows[::2], map(int, rows[1::2]), strict=True))
+        return [n_batches, *(counts[name] for name in ("rchar:", "syscr:", "read_bytes:"))]
+    except (OSError, KeyError, ValueError):
+        return None
 
 
-def kind_of(code: CodeType) -> int:
-    file = code.co_filename
-    kind = _kinds.get(file)
-    if kind is None:
-        kind = _kinds[file] = _classify(file)
-    return kind
+def _held(dataset: object) -> dict[str, int] | None:
+    try:
+        return lengths(dataset)
+    except Exception:  # a container of the user's own making
+        return None
 
 
-def _classify(file: str) -> int:
-    if file in _FETCHING:
-        return FETCHER
-    if file.startswith(_RECIPES):
-        return USER
-    if file.startswith(_OURS):
-        return OWN
-    if file.startswith((_TORCH, "<frozen")):
-        return INNER
-    if "site-packages" in file or "dist-packages" in file:
-        return PACKAGE
-    if file.startswith(_STDLIB):
-        return INNER
-    return USER
+class _Heap(ctypes.Structure):
+    """glibc's `struct mallinfo2`."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd",
+            "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
+        )
+    )  # fmt: skip
+
+
+class HeapFree:
+    """Bytes that malloc has from the system and nobody uses; None where it is not glibc's.
+
+    It looks at each free piece: 18 ms for 100,000 of them. Where it takes long it is asked once.
+    """
+
+    def __init__(self) -> None:
+        self._ask: Any = None
+        with contextlib.suppress(OSError, AttributeError, TypeError):
+            self._ask = ctypes.CDLL(None).mallinfo2  # glibc 2.33
+            self._ask.restype = _Heap
+
+    def __call__(self) -> int | None:
+        """As of now."""
+        if self._ask is None:
+            return None
+        began = time.thread_time()
+        free = int(self._ask().fordblks)
+        if time.thread_time() - began > MAX_ASKING_S:
+            self._ask = None
+        return free
+
+
+def _native_threads() -> int | None:
+    """Threads of this process that Python did not start: pools of BLAS, OpenMP, codecs."""
+    try:
+        there = {int(task.name) for task in Path("/proc/self/task").iterdir()}
+    except (OSError, ValueError):
+        return None
+    python_threads.update(t.native_id for t in threading.enumerate() if t.native_id is not None)
+    return len(there - python_threads)

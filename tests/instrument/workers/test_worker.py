@@ -26,7 +26,7 @@ from torch.utils.data._utils import worker as torch_worker
 from loaderdoctor.instrument.wire.record_file import Outcome
 from loaderdoctor.instrument.wire.worker_log import ABSENT, WorkerLog, rows_of
 from loaderdoctor.instrument.wire.worker_records import read
-from loaderdoctor.instrument.workers import worker, worker_state
+from loaderdoctor.instrument.workers import worker, worker_sampling
 from loaderdoctor.instrument.workers.fetch_clock import FIRST_SAMPLES
 from tests.instrument import worker_cases as cases
 
@@ -501,9 +501,9 @@ class Pieces(Dataset[int]):
 def test_what_malloc_holds_free_in_a_worker_is_told(
     records: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A worker whose malloc takes over 1 ms to tell asks no more, which test_worker_state holds. A
-    # spawned worker would not know of this.
-    monkeypatch.setattr(worker_state, "MAX_ASKING_S", float("inf"))
+    # A worker whose malloc takes over 1 ms to tell asks no more, which test_worker_sampling holds.
+    # A spawned worker would not know of this.
+    monkeypatch.setattr(worker_sampling, "MAX_ASKING_S", float("inf"))
     for pieces in (Pieces(gives_back=False), Pieces(gives_back=True)):
         for _ in DataLoader(
             pieces,

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from loaderdoctor.attribution.ablation import page_facts
 from loaderdoctor.facts.loop import PageFacts
-from loaderdoctor.instrument.batches.page_probe import PAGE_BYTES, PageProbe
+from loaderdoctor.instrument.batches.properties import PAGE_BYTES, PageProbe
 from loaderdoctor.instrument.wire.protocol import WindowRequest
 from tests.instrument.watched import Trainer, watch
 

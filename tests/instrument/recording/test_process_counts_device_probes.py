@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from loaderdoctor.instrument.recording.device_probes import MAX_CALLS, MAX_OPEN, CopyProbe, DryProbe
+from loaderdoctor.instrument.recording.process_counts import (
+    MAX_CALLS,
+    MAX_OPEN,
+    CopyProbe,
+    DryProbe,
+)
 
 DEVICE = torch.device("meta")  # copies to it are seen as copies to any accelerator
 

@@ -6,8 +6,8 @@ import functools
 
 import pytest
 
-from loaderdoctor.instrument.workers import worker_state
-from loaderdoctor.instrument.workers.worker_state import HeapFree, lengths
+from loaderdoctor.instrument.workers import worker_sampling
+from loaderdoctor.instrument.workers.worker_sampling import HeapFree, lengths
 
 
 class Asked:
@@ -38,11 +38,11 @@ def test_only_a_cache_of_functools_is_asked_what_it_keeps() -> None:
 def test_a_heap_that_takes_long_to_look_at_is_asked_for_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(worker_state, "MAX_ASKING_S", float("inf"))
+    monkeypatch.setattr(worker_sampling, "MAX_ASKING_S", float("inf"))
     asked = HeapFree()
     if asked() is None:
         pytest.skip("malloc does not tell")
     assert asked() is not None
-    monkeypatch.setattr(worker_state, "MAX_ASKING_S", -1.0)
+    monkeypatch.setattr(worker_sampling, "MAX_ASKING_S", -1.0)
     assert asked() is not None
     assert asked() is None  # not told from then on

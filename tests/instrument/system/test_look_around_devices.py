@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from loaderdoctor.instrument.system.devices import GpuLimits
+from loaderdoctor.instrument.system.look_around import GpuLimits
 
 
 class Nvml(ModuleType):

@@ -1,16 +1,24 @@
-"""Times each transform of the `Compose` objects a dataset holds, on one sample in eight.
+"""The user's code that makes a batch: its lines on a stack, each transform of a `Compose`, timed.
 
-For a probed sample the `transforms` list is swapped for a list of the very same objects whose
-iteration takes the time between one item and the next: that is the time the transform took. No
-transform is wrapped, nothing draws random numbers, and the old list is back before the next sample.
+Transforms are timed on one sample in eight. The `transforms` list is swapped for a list of the very
+same objects whose iteration takes the time between one item and the next: that is the time the
+transform took. No transform is wrapped, nothing draws random numbers, and the old list is back
+before the next sample.
 """
 
 from __future__ import annotations
 
 import functools
+import sysconfig
 import time
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, Final
+
+import torch
+
+import loaderdoctor
 
 EVERY_N_SAMPLES = 8
 MAX_DEPTH = 3  # Subset -> dataset -> transform -> Compose within it
@@ -151,3 +159,79 @@ def _distinct(names: list[str]) -> list[str]:
         name if names.count(name) == 1 else f"{name} #{names[: i + 1].count(name)}"
         for i, name in enumerate(names)
     ]
+
+
+MAX_FRAMES: Final = 200
+_STDLIB: Final = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
+_TORCH: Final = str(Path(torch.__file__).parent)
+_OURS: Final = str(Path(loaderdoctor.__file__).parent)
+_RECIPES: Final = str(Path(_OURS) / "_recipes")  # shipped with us, but a user's code in kind
+_WORKER_LOOP: Final = str(Path(_TORCH) / "utils/data/_utils/worker.py")
+_FETCHING: Final = (
+    str(Path(_TORCH) / "utils/data/_utils/fetch.py"),
+    _WORKER_LOOP,
+    str(Path(_TORCH) / "utils/data/dataloader.py"),
+)
+Place = tuple[str, int, str]  # file, line, function
+USER, PACKAGE, INNER, OWN, FETCHER = range(5)
+
+
+def locate(frame: FrameType) -> tuple[Place, Place] | None:
+    """The user's line and the leaf, looking from `frame` outward to torch's fetcher.
+
+    None where the stack is between batches: nothing of a dataset, sampler or collate function.
+    """
+    leaf: FrameType | None = None
+    package: FrameType | None = None
+    at: FrameType | None = frame
+    for _ in range(MAX_FRAMES):
+        if at is None:
+            return None  # not below a fetcher: the thread is elsewhere by now
+        kind = kind_of(at.f_code)
+        if kind == FETCHER:
+            break
+        if kind != OWN:
+            leaf = leaf or at
+        if kind == USER:
+            return place_of(at), place_of(leaf or at)
+        if kind == PACKAGE and package is None:
+            package = at
+        at = at.f_back
+    if leaf is None or at is None:
+        return None
+    if package is None and at.f_code.co_filename == _WORKER_LOOP:
+        return None  # torch's own queue, between batches
+    return place_of(package or leaf), place_of(leaf)
+
+
+def place_of(frame: FrameType) -> Place:
+    code = frame.f_code
+    name = getattr(code, "co_qualname", code.co_name)  # co_qualname: Python >= 3.11
+    return code.co_filename, frame.f_lineno or code.co_firstlineno, name
+
+
+_kinds: dict[str, int] = {}
+
+
+def kind_of(code: CodeType) -> int:
+    file = code.co_filename
+    kind = _kinds.get(file)
+    if kind is None:
+        kind = _kinds[file] = _classify(file)
+    return kind
+
+
+def _classify(file: str) -> int:
+    if file in _FETCHING:
+        return FETCHER
+    if file.startswith(_RECIPES):
+        return USER
+    if file.startswith(_OURS):
+        return OWN
+    if file.startswith((_TORCH, "<frozen")):
+        return INNER
+    if "site-packages" in file or "dist-packages" in file:
+        return PACKAGE
+    if file.startswith(_STDLIB):
+        return INNER
+    return USER

@@ -16,7 +16,7 @@ from loaderdoctor.attribution.cpu import (
     waits_without_neighbours,
     without_neighbours,
 )
-from loaderdoctor.attribution.distortion import without_profiler
+from loaderdoctor.attribution.identity import without_profiler
 from loaderdoctor.attribution.verdict import few_steps_low
 from loaderdoctor.facts import Facts
 from loaderdoctor.facts.host import EdgeFacts, LoopLineFacts, WorkerFacts, WorkerMemoryFacts

@@ -15,20 +15,21 @@ from dataclasses import replace
 
 import numpy as np
 
-from loaderdoctor.attribution.loop_lines import (
-    Frame,
-    called,
-    hotspots_of,
-    hotspots_of_stack_samples,
-    open_from_start,
-    stack_samples_within,
-)
 from loaderdoctor.attribution.trace_rows import (
     FETCH_PREFIX,
     OPTIMIZER_PREFIX,
     Index,
     Rows,
     outermost,
+)
+from loaderdoctor.attribution.user_code import (
+    MAX_SHOWN_CHARS,
+    Frame,
+    called,
+    hotspots_of,
+    hotspots_of_stack_samples,
+    open_from_start,
+    stack_samples_within,
 )
 from loaderdoctor.facts.trace import HostHotspot
 from loaderdoctor.intervals import EMPTY, Intervals
@@ -40,8 +41,6 @@ MAX_HOTSPOTS = 10
 # Kineto's word for a call of the CUDA runtime that is newer than its list of them.
 UNNAMED = "INVALID"
 MAX_TABLE = 1_000_000  # 8 MB
-# Longer names are cut where people read them: two lines of a terminal.
-MAX_SHOWN_CHARS = 160
 
 _FRAME = re.compile(r"^(?P<file>.+\.pyx?)\((?P<line>[0-9]{1,9})\): (?P<function>.+)$")
 # torch's Python tracer writes paths relative to sys.path: installed packages by their own name.

@@ -16,13 +16,18 @@ from loaderdoctor.attribution.device_work import (
     launch_calls,
     sync_facts,
 )
-from loaderdoctor.attribution.distortion import profiler_facts, without_profiler
 from loaderdoctor.attribution.fetches import Fetches, fetches_of, silence_at
 from loaderdoctor.attribution.gpu import compute_facts, gpu_facts
 from loaderdoctor.attribution.host import host_hotspots
-from loaderdoctor.attribution.identity import Partition, with_accelerator, without_accelerator
+from loaderdoctor.attribution.identity import (
+    Partition,
+    profiler_facts,
+    with_accelerator,
+    without_accelerator,
+    without_profiler,
+)
 from loaderdoctor.attribution.trace_rows import Index, Mask, Rows, outermost, rows_of, trains
-from loaderdoctor.attribution.user_ranges import user_ranges
+from loaderdoctor.attribution.user_code import user_ranges
 from loaderdoctor.estimate import Estimate, mean
 from loaderdoctor.facts.step import Hidden
 from loaderdoctor.facts.trace import FetchFacts, HostFacts, TraceFacts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from loaderdoctor.attribution.distortion import host_bounds, without_profiler
+from loaderdoctor.attribution.identity import host_bounds, without_profiler
 from loaderdoctor.facts import Facts
 from loaderdoctor.facts.loop import WallFacts
 from loaderdoctor.facts.step import (

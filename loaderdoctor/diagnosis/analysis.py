@@ -20,7 +20,6 @@ from loaderdoctor.attribution.combine import facts_of_run
 from loaderdoctor.attribution.gpu import gpu_limit_facts
 from loaderdoctor.attribution.loop_stacks import loop_line_facts
 from loaderdoctor.attribution.pictures import tracks
-from loaderdoctor.attribution.pool import with_readers, worker_memory_facts
 from loaderdoctor.attribution.ranks import (
     RankTrace,
     compare,
@@ -28,10 +27,10 @@ from loaderdoctor.attribution.ranks import (
     slowest,
     without_peer_wait,
 )
+from loaderdoctor.attribution.run_facts import wall_facts, with_readers, worker_memory_facts
 from loaderdoctor.attribution.step import step_facts, usable
 from loaderdoctor.attribution.trace_facts import Attributed, attribute, facts_of
 from loaderdoctor.attribution.verdict import judge_run
-from loaderdoctor.attribution.wall import wall_facts
 from loaderdoctor.attribution.worker_batches import shard_facts
 from loaderdoctor.attribution.workers import other_worker_facts, worker_facts
 from loaderdoctor.errors import LoaderdoctorError

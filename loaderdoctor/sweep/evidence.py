@@ -12,11 +12,10 @@ import msgspec
 
 from loaderdoctor.attribution.combine import best_shares, facts_of_run
 from loaderdoctor.attribution.gpu import tensor_core_share
-from loaderdoctor.attribution.pool import worker_memory_facts
+from loaderdoctor.attribution.run_facts import wall_facts, worker_memory_facts
 from loaderdoctor.attribution.step import step_facts, usable
 from loaderdoctor.attribution.timeline import timelines_of_window
 from loaderdoctor.attribution.trace_facts import attribute, facts_of
-from loaderdoctor.attribution.wall import wall_facts
 from loaderdoctor.attribution.workers import worker_facts
 from loaderdoctor.errors import LoaderdoctorError
 from loaderdoctor.facts import Facts

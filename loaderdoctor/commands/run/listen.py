@@ -39,7 +39,7 @@ from loaderdoctor.commands.run.run_files import (
 )
 from loaderdoctor.instrument.command.launch_config import Target
 from loaderdoctor.instrument.command.measuring_process import ConnectionListener
-from loaderdoctor.instrument.command.recorded_run import RecordedRun
+from loaderdoctor.instrument.command.rank_connection import RecordedRun
 from loaderdoctor.instrument.system.look_around import LookAround
 from loaderdoctor.instrument.wire.beats import Surroundings, TuningRecord
 from loaderdoctor.instrument.wire.protocol import Beat, Observed, WindowDone

@@ -1,19 +1,25 @@
 """Where batches come from while we measure, and what stands between that and the loop.
 
 Runs in the measuring process, at the DataLoader, below any wrapper of the user's own. Batches may
-be asked for from any thread of the loop.
+be asked for from any thread of the loop. `synthetic` and `fields` are sources too: recorded batches
+in place of loading, wholly or but for one input.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any, Protocol, cast
 
 import torch
+from torch import Tensor
+from torch.utils.data import default_collate
 
+from loaderdoctor.errors import TrialRefused
+from loaderdoctor.instrument.batches.batch_tree import UnsupportedBatch, rebuild, tensors
 from loaderdoctor.instrument.batches.h2d import ToDevice
+from loaderdoctor.instrument.batches.replay_buffer import ReplayBuffer
 
 
 class Source(Protocol):
@@ -125,3 +131,141 @@ class SideStreamSource:
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record(self._stream)
         self._under_way.append((done, host_batch))
+
+
+MAX_RECORDED = 24  # a buffer that isn't full by then won't be
+
+
+REPEATS_SHAPES = (
+    "synthetic: the batches differ in shape, and a few of them are handed out again and again. "
+    "What the model does again for each new shape (compiling, tuning, planning) is spared it too, "
+    "so that the bound may be more than loading costs; `loaderdoctor diagnose` tells them apart."
+)
+
+
+class SyntheticSource:
+    """Recorded batches of `inner`, which is closed, handed out endlessly: the upper bound."""
+
+    def __init__(self, inner: Source, note: Callable[[str, str], None]) -> None:
+        """`note` is told where repeated batches may spare the model more than loading."""
+        self._replay_buffer = ReplayBuffer()
+        try:
+            for _ in range(MAX_RECORDED):
+                if self._replay_buffer.ready or self._replay_buffer.reason is not None:
+                    break
+                self._replay_buffer.record(inner.next_batch())
+        except StopIteration:
+            pass  # an epoch without a batch
+        finally:
+            self.startup_ns = inner.startup_ns
+            inner.close()
+        if not self._replay_buffer.ready:
+            reason = self._replay_buffer.reason or "too few batches were seen"
+            self._replay_buffer.release()
+            raise TrialRefused(f"batches can't be recorded: {reason}")
+        if self._replay_buffer.shapes_vary:
+            note("synthetic-repeats-shapes", REPEATS_SHAPES)
+
+    def next_batch(self) -> Any:
+        return self._replay_buffer.next_batch()
+
+    def drop(self, n: int) -> int:
+        """Nothing queues up: 0 have to be dropped."""
+        return 0
+
+    def close(self) -> None:
+        self._replay_buffer.release()
+
+
+class OneField:
+    """A collate function that sends one input of the batch only. Runs in the workers.
+
+    torch's own default is given that input alone; another function must see whole samples.
+    """
+
+    def __init__(self, collate: Any, field: str) -> None:
+        self._collate = collate
+        self._field = field
+
+    def __call__(self, samples: Any) -> Any:
+        if self._collate is default_collate and isinstance(samples, list):
+            return default_collate([_take(sample, self._field) for sample in samples])
+        return _take(self._collate(samples), self._field)
+
+
+class OtherFields:
+    """Puts what was loaded, one input, into a recorded batch with all the others.
+
+    These lie on the device already where the loop moves them there.
+    """
+
+    def __init__(self, field: str, template: Any, to_device: ToDevice | None) -> None:
+        self._field = field
+        own = [t for _, t in tensors(_take(template, field))]
+        self._n = own[0].shape[0] if own and own[0].dim() else 0
+        ready = rebuild(template, lambda _, tensor: tensor.detach().clone())
+        self._template = ready if to_device is None else to_device.move(ready)[0]
+
+    def __call__(self, loaded: Any) -> Any:
+        """A batch of the loop's kind; the last one of an epoch as short as it comes."""
+        sizes = [t.shape[0] for _, t in tensors(loaded) if t.dim()]
+        short = bool(sizes) and sizes[0] < self._n
+
+        def others(_: str, tensor: Tensor) -> Tensor:
+            whole = tensor.detach()
+            return whole[: sizes[0]] if short and whole.dim() and len(whole) == self._n else whole
+
+        return _put(rebuild(self._template, others), self._field, loaded)
+
+
+def one_batch(source: Source) -> Any:
+    """One batch of the source, which is closed. Raises TrialRefused where it has none."""
+    try:
+        return source.next_batch()
+    except StopIteration:
+        raise TrialRefused("an epoch has no batch") from None
+    finally:
+        source.close()
+
+
+def first_batch(source: Source, field: str) -> Any:
+    """One batch of the source, which is closed. Raises TrialRefused where it has no such input."""
+    batch = one_batch(source)
+    try:
+        _take(batch, field)
+        tensors(batch)
+    except (KeyError, IndexError, AttributeError, UnsupportedBatch):
+        raise TrialRefused(f"the batch has no input {field}; it has {_names(batch)}") from None
+    return batch
+
+
+def _take(whole: Any, field: str) -> Any:
+    """That input of a sample or batch. Raises KeyError, IndexError, AttributeError."""
+    if isinstance(whole, (list, tuple)) and field.isdigit():
+        return whole[int(field)]
+    if isinstance(whole, Mapping):
+        return {str(key): value for key, value in whole.items()}[field]
+    if isinstance(whole, Tensor):
+        raise KeyError(field)
+    return getattr(whole, field)
+
+
+def _put(whole: Any, field: str, value: Any) -> Any:
+    if isinstance(whole, (list, tuple)) and field.isdigit():
+        items = [value if i == int(field) else item for i, item in enumerate(whole)]
+        return type(whole)(*items) if hasattr(whole, "_fields") else type(whole)(items)
+    if isinstance(whole, MutableMapping):
+        whole[next(key for key in whole if str(key) == field)] = value
+    elif hasattr(whole, "_fields"):
+        return whole._replace(**{field: value})
+    else:
+        setattr(whole, field, value)
+    return whole
+
+
+def _names(batch: Any) -> str:
+    if isinstance(batch, (list, tuple)):
+        return ", ".join(str(i) for i in range(len(batch)))
+    if isinstance(batch, Mapping):
+        return ", ".join(map(str, batch))
+    return "one tensor only"

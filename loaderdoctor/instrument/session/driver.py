@@ -248,7 +248,7 @@ def _check_safety(session: Session) -> None:
     from loaderdoctor.instrument.dataset.iteration import stream_of
     from loaderdoctor.instrument.dataset.safety import safety
     from loaderdoctor.instrument.dataset.transforms import augmentations
-    from loaderdoctor.instrument.trial.worker_starts import guard_code
+    from loaderdoctor.instrument.trial.trial_checks import guard_code
 
     assert session.definition is not None
     for state in session.definition.train:

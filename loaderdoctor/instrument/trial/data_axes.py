@@ -24,6 +24,7 @@ from torch.utils.data import (
 
 from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.batches.packing import PackingCollate, ReusingCollate, ring_for
+from loaderdoctor.instrument.batches.source import OneField
 from loaderdoctor.instrument.dataset.cached import CachedDataset
 from loaderdoctor.instrument.dataset.dataset_files import (
     DiskCopy,
@@ -37,7 +38,6 @@ from loaderdoctor.instrument.dataset.loading_threads import check_threads
 from loaderdoctor.instrument.dataset.rows import as_it_is, kept_batches, row_batches
 from loaderdoctor.instrument.dataset.transforms import Normaliser, as_bytes, without_augmentation
 from loaderdoctor.instrument.system import memory
-from loaderdoctor.instrument.trial.synthetic import OneField
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings
 
 Note = Callable[[str, str], None]  # (kind, text): something the report must say

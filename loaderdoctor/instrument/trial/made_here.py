@@ -16,13 +16,13 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from loaderdoctor.errors import TrialRefused
+from loaderdoctor.instrument.batches.source import one_batch
 from loaderdoctor.instrument.dataset.cached import CachedDataset
 from loaderdoctor.instrument.dataset.draws import put_back
 from loaderdoctor.instrument.dataset.own_copy import left_open, own_copy
 from loaderdoctor.instrument.dataset.rows import RowBatches, as_it_is
 from loaderdoctor.instrument.trial.data_axes import N_IN_BATCH, TrialData
 from loaderdoctor.instrument.trial.epochs import EpochSource
-from loaderdoctor.instrument.trial.synthetic import one_batch
 from loaderdoctor.instrument.trial.trial_checks import loader_settings, start_method_of
 from loaderdoctor.settings import Settings
 

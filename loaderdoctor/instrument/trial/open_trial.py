@@ -19,8 +19,15 @@ from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.batches.h2d import ToDevice
 from loaderdoctor.instrument.batches.packing import PackedToDevice, arrived
 from loaderdoctor.instrument.batches.replay_buffer import ReplaySource
-from loaderdoctor.instrument.batches.source import ChangedSource, SideStreamSource, Source
-from loaderdoctor.instrument.dataset.encoded import (
+from loaderdoctor.instrument.batches.source import (
+    ChangedSource,
+    OtherFields,
+    SideStreamSource,
+    Source,
+    SyntheticSource,
+    first_batch,
+)
+from loaderdoctor.instrument.dataset.cached import (
     EncodedFiles,
     OnTensors,
     decoding_on,
@@ -41,9 +48,12 @@ from loaderdoctor.instrument.trial.epoch_feeds import (
 from loaderdoctor.instrument.trial.epochs import EpochSource, from_batch, new_loader
 from loaderdoctor.instrument.trial.made_here import first_made, on_own_copy, refuse_what_stays_open
 from loaderdoctor.instrument.trial.resident import ResidentSource, resident
-from loaderdoctor.instrument.trial.synthetic import OtherFields, SyntheticSource, first_batch
-from loaderdoctor.instrument.trial.trial_checks import check, loader_settings, start_method_of
-from loaderdoctor.instrument.trial.worker_starts import AsIfGuarded
+from loaderdoctor.instrument.trial.trial_checks import (
+    AsIfGuarded,
+    check,
+    loader_settings,
+    start_method_of,
+)
 from loaderdoctor.instrument.wire.records import TensorRecord, TransferRecord
 from loaderdoctor.settings import Settings
 

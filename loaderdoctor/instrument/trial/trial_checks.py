@@ -1,9 +1,25 @@
-"""Why a trial is refused: what torch does not accept, or what it would break (`hazards`)."""
+"""Why a trial is refused: what torch does not accept, or `hazards` says it breaks; its workers.
+
+A worker started by spawn or forkserver runs the main script, to find the dataset's class there.
+What stands under `if __name__ == "__main__":` it leaves out; without that guard the training itself
+would begin again in each worker, which multiprocessing refuses to do (a RuntimeError about
+bootstrapping). On which CPUs workers start is an axis too (`worker_cpus`).
+"""
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import multiprocessing
+import multiprocessing.spawn
+import os
+import sys
+import tempfile
+import tokenize
 import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import psutil
@@ -22,7 +38,6 @@ from loaderdoctor.instrument.system.machine import (
     open_files_limit,
     shm_free_bytes,
 )
-from loaderdoctor.instrument.trial.worker_starts import can_be_guarded, main_is_guarded
 from loaderdoctor.instrument.wire.records import ContainerRecord, SafetyRecord, TensorRecord
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings, StartMethod
 
@@ -159,3 +174,221 @@ def _copied(loader: DataLoader[Any]) -> tuple[ContainerRecord, ...]:
         except Exception:  # foreign attributes: nothing is known, as with none
             _containers[loader] = ()
     return _containers[loader]
+
+
+# Lines of the script that a guard would hold, as shown; the rest is "…".
+MAX_SHOWN = 6
+_DEFINES = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_NODES = Path("/sys/devices/system/node")
+MIN_CPUS = 2  # or there is nothing to choose
+
+
+def main_is_guarded() -> bool:
+    """Whether the script can be imported by a spawned worker without running its training.
+
+    By the statement of the script that runs now, where it is on this thread's stack; else by
+    whether there is a guard at all. True where there is no script to import.
+    """
+    source = _source()
+    if source is None:
+        return True
+    tree = ast.parse(source)
+    line = _running_line()
+    if line is None:
+        return any(_is_guard(node) for node in tree.body)
+    running = next((n for n in tree.body if n.lineno <= line <= (n.end_lineno or line)), None)
+    return running is None or _is_guard(running)
+
+
+def guard_code() -> str | None:
+    """The guard with what of the script belongs under it, shortened; None where it has one."""
+    source = _source()
+    if source is None or main_is_guarded():
+        return None
+    tree, lines = ast.parse(source), source.splitlines()
+    kept = set(map(id, _definitions(tree)))
+    runs = [n for n in tree.body if id(n) not in kept and not _is_docstring(n)]
+    shown = [line for n in runs for line in lines[n.lineno - 1 : n.end_lineno]]
+    under = [f"    {line}" if line.strip() else "" for line in shown[:MAX_SHOWN]]
+    rest = ["    ...  # and all else that runs"] if len(shown) > MAX_SHOWN else []
+    return "\n".join(['if __name__ == "__main__":', *under, *rest])
+
+
+def can_be_guarded() -> bool:
+    """Whether `AsIfGuarded` can do it: a script that was started by its path."""
+    return _source() is not None and getattr(sys.modules["__main__"], "__spec__", None) is None
+
+
+class AsIfGuarded:
+    """Workers started within `starting` import the script's definitions alone, as with a guard.
+
+    Nothing is changed where the script has one. What they import lies in a folder of its own until
+    `close`: a worker reads it once it has started.
+    """
+
+    def __init__(self) -> None:
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        source = _source()
+        if source is None or not can_be_guarded() or main_is_guarded():
+            return
+        path = str(sys.modules["__main__"].__file__)
+        tree = ast.parse(source)
+        tree.body = _definitions(tree)
+        # A class finds its file where it was, and so does `__file__`.
+        text = f"__file__ = {path!r}\nexec(compile({ast.unparse(tree)!r}, {path!r}, 'exec'))\n"
+        self._folder = tempfile.TemporaryDirectory(prefix="loaderdoctor-")
+        self._stand_in = Path(self._folder.name) / Path(path).name
+        self._stand_in.write_text(text, encoding="utf-8")
+
+    @contextlib.contextmanager
+    def starting(self) -> Iterator[None]:
+        if self._folder is None:
+            yield
+            return
+        original, stand_in = multiprocessing.spawn.get_preparation_data, str(self._stand_in)
+
+        def get_preparation_data(name: str) -> dict[str, Any]:
+            return {**original(name), "init_main_from_path": stand_in}
+
+        multiprocessing.spawn.get_preparation_data = get_preparation_data
+        try:
+            yield
+        finally:
+            multiprocessing.spawn.get_preparation_data = original
+
+    def close(self) -> None:
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+
+def _definitions(tree: ast.Module) -> list[ast.stmt]:
+    """Imports, functions and classes, and the assignments of names that these use."""
+    kept = {id(n) for n in tree.body if _only_defines(n)}
+    used: set[str] = set()
+    while True:
+        used |= {
+            name.id
+            for node in tree.body
+            if id(node) in kept
+            for name in ast.walk(node)
+            if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Load)
+        }
+        more = {
+            id(n)
+            for n in tree.body
+            if isinstance(n, (ast.Assign, ast.AnnAssign)) and _assigned(n) & used
+        }
+        if more <= kept:
+            return [n for n in tree.body if id(n) in kept]
+        kept |= more
+
+
+def _only_defines(node: ast.stmt) -> bool:
+    """`try: import …` and `if …: import …` too."""
+    if isinstance(node, ast.If):
+        return not _is_guard(node) and all(map(_only_defines, [*node.body, *node.orelse]))
+    if isinstance(node, ast.Try):
+        handled = [n for h in node.handlers for n in h.body]
+        return all(
+            isinstance(n, (ast.Assign, ast.Pass)) or _only_defines(n)
+            for n in [*node.body, *handled, *node.orelse]
+        )
+    return isinstance(node, _DEFINES)
+
+
+def _assigned(node: ast.Assign | ast.AnnAssign) -> set[str]:
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    return {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)}
+
+
+def _is_guard(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and any(
+        isinstance(name, ast.Name) and name.id == "__name__" for name in ast.walk(node.test)
+    )
+
+
+def _is_docstring(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def _running_line() -> int | None:
+    """The line of the script's own module that is being run on this thread."""
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "<module>" and code.co_filename == file:
+            return frame.f_lineno
+        frame = frame.f_back
+    return None
+
+
+def _source() -> str | None:
+    """The main script; None where there is none, or none that can be read as text."""
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    if file is None:
+        return None
+    try:
+        with tokenize.open(file) as script:  # in the encoding that it declares
+            text = script.read()
+        ast.parse(text)
+    except (OSError, SyntaxError, ValueError):
+        return None  # a zip or a compiled script: multiprocessing's own idea of it counts
+    return text
+
+
+class OnCpus:
+    """A worker_init_fn that binds worker `i` to the `i`-th set of CPUs, then calls the user's."""
+
+    def __init__(
+        self, sets: tuple[frozenset[int], ...], init: Callable[[int], None] | None
+    ) -> None:
+        self._sets, self._init = sets, init
+
+    def __call__(self, worker_id: int) -> None:
+        """Runs in the worker, before its first sample."""
+        os.sched_setaffinity(0, self._sets[worker_id % len(self._sets)])
+        if self._init is not None:
+            self._init(worker_id)
+
+
+def cpu_sets(how: str, nodes: Path = _NODES) -> tuple[frozenset[int], ...]:
+    """What workers are bound to in turns: `all` CPUs, one `apart` for each, or a `numa` node each.
+
+    `apart` and `numa` keep to the CPUs that this process may use; `all` are those that the machine,
+    or the container, has. Raises TrialRefused where there is nothing to choose.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        raise TrialRefused("this system lets no process choose its CPUs")
+    if how == "all":
+        return (frozenset(range(os.cpu_count() or 1)),)
+    usable = frozenset(os.sched_getaffinity(0))
+    if len(usable) < MIN_CPUS:
+        raise TrialRefused("the process may use one CPU only: there is none to choose")
+    if how == "apart":
+        return tuple(frozenset({cpu}) for cpu in sorted(usable))
+    found = [cpus & usable for cpus in _of_nodes(nodes)]
+    sets = tuple(cpus for cpus in found if cpus)
+    if len(sets) < 2:
+        raise TrialRefused(
+            "the CPUs that the process may use lie on one NUMA node: binding workers to it changes "
+            "nothing"
+        )
+    return sets
+
+
+def _of_nodes(nodes: Path) -> list[frozenset[int]]:
+    """The CPUs of each NUMA node; empty where the system doesn't tell."""
+    found = []
+    for node in sorted(nodes.glob("node[0-9]*"), key=lambda x: int(x.name.removeprefix("node"))):
+        try:
+            text = (node / "cpulist").read_text().strip()
+        except OSError:
+            continue
+        cpus: set[int] = set()
+        for part in filter(None, text.split(",")):
+            first, _, last = part.partition("-")
+            cpus |= set(range(int(first), int(last or first) + 1))
+        found.append(frozenset(cpus))
+    return found

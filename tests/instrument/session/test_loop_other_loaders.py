@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from loaderdoctor.attribution.wall import wall_facts
+from loaderdoctor.attribution.run_facts import wall_facts
 from loaderdoctor.instrument.session import wall_account
 from loaderdoctor.instrument.wire.protocol import (
     BATCHES_REPLAYED,

@@ -14,7 +14,7 @@ from torch.utils.data import (
 )
 
 from loaderdoctor.errors import TrialRefused
-from loaderdoctor.instrument.trial import trial_checks, worker_starts
+from loaderdoctor.instrument.trial import trial_checks
 from loaderdoctor.instrument.wire.records import TensorRecord
 from loaderdoctor.settings import Settings
 from tests.instrument import trial_cases as cases
@@ -116,8 +116,8 @@ def test_the_guard_is_found_in_the_script(
     script = tmp_path / "train.py"
     script.write_text(text)
     main = type("Main", (), {"__file__": str(script)})
-    monkeypatch.setitem(worker_starts.sys.modules, "__main__", main)  # type: ignore[attr-defined]
-    assert worker_starts.main_is_guarded() is guarded
+    monkeypatch.setitem(trial_checks.sys.modules, "__main__", main)  # type: ignore[attr-defined]
+    assert trial_checks.main_is_guarded() is guarded
 
 
 def test_no_room_withholds_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:

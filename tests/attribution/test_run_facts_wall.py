@@ -10,9 +10,9 @@ from typing import Any, Literal
 import pytest
 
 from loaderdoctor import format as fmt
+from loaderdoctor.attribution.run_facts import wall_facts
 from loaderdoctor.attribution.step import step_facts
 from loaderdoctor.attribution.verdict import judge_run, of_wall, with_elsewhere
-from loaderdoctor.attribution.wall import wall_facts
 from loaderdoctor.facts.loop import OutsideFacts, StepFacts, WallFacts
 from loaderdoctor.findings.rules import find
 from loaderdoctor.instrument.wire.records import OutsideRecord, WallRecord

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from loaderdoctor.attribution.combine import facts_of_trace
-from loaderdoctor.attribution.distortion import host_bounds, without_profiler
+from loaderdoctor.attribution.identity import host_bounds, without_profiler
 from loaderdoctor.attribution.verdict import judge_trace
 from loaderdoctor.facts.trace import (
     HostHotspot,

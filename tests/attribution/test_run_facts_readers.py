@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loaderdoctor.attribution.pool import with_readers
+from loaderdoctor.attribution.run_facts import with_readers
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts.loop import PoolTrial
 from loaderdoctor.instrument.wire.record_file import Outcome

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from loaderdoctor.instrument.trial.worker_starts import AsIfGuarded, can_be_guarded, guard_code
+from loaderdoctor.instrument.trial.trial_checks import AsIfGuarded, can_be_guarded, guard_code
 
 SCRIPT = """\
 import os

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from loaderdoctor.attribution.pool import worker_memory_facts
+from loaderdoctor.attribution.run_facts import worker_memory_facts
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.instrument.wire.window_records import PoolMemoryRecord
 from loaderdoctor.instrument.wire.worker_log import ProcessRecord, WorkerLog

@@ -17,15 +17,17 @@ FORBIDDEN_CALLS = {"eval", "exec", "__import__", "compile"}
 ALLOWED = {
     ("trace/parts.py", "pickle"): "rows from our own forked process, over an anonymous pipe",
     (
-        "instrument/dataset/own_copy.py",
+        "instrument/dataset/safety.py",
         "pickle",
-    ): "a copy of the user's own objects, from memory of this process to it",
-    ("instrument/dataset/safety.py", "pickle"): "pickles the user's objects to nowhere",
+    ): "the user's own objects, to nowhere or from memory of this process to it",
     ("advice/writing.py", "compile"): "whether advice compiles in the script; it is not run",
     ("advice/patch.py", "compile"): "the same",
     ("proving/edits.py", "compile"): "the same, of changes together",
     ("instrument/batches/batch_tree.py", "pickle"): "of plain values of a batch, for their hash",
-    ("instrument/dataset/draws.py", "pickle"): "of a generator's state, to see whether it changed",
+    (
+        "instrument/dataset/iteration.py",
+        "pickle",
+    ): "of a generator's state, to see whether it changed",
     (
         "instrument/session/window_memory.py",
         "pickle",
@@ -82,7 +84,7 @@ def test_modules_that_pickle_unpickle_nothing() -> None:
     """But for parts of a trace, from a process that we forked, and a copy within the process."""
     writers = {where for where, name in ALLOWED if name == "pickle"} - {
         "trace/parts.py",
-        "instrument/dataset/own_copy.py",
+        "instrument/dataset/safety.py",
     }
     for where, tree in sources():
         if where in writers:

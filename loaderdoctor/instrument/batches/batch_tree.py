@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+from loaderdoctor.instrument.wire.records import TensorRecord
+
 OnTensor = Callable[[str, Tensor], Tensor]
 Array = np.ndarray[Any, Any]
 
@@ -346,3 +348,28 @@ def fingerprint(batch: Any) -> bytes | None:
     except (UnsupportedBatch, RuntimeError, TypeError):  # quantised, nested, a subclass of its own
         return None
     return known.digest() if found else None
+
+
+def describe_batch(batch: object) -> tuple[TensorRecord, ...]:
+    """The tensors of a batch as the loop receives it; empty for a batch that can't be walked."""
+    try:
+        found = tensors(batch)
+    except UnsupportedBatch:
+        return ()
+    return tuple(
+        TensorRecord(
+            path=path,
+            shape=tuple(tensor.shape),
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            n_bytes=tensor.numel() * tensor.element_size(),
+            pinned=_pinned(tensor),
+            device=str(tensor.device),
+        )
+        for path, tensor in found
+    )
+
+
+def _pinned(tensor: torch.Tensor) -> bool:
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+        return False
+    return torch.cuda.is_available() and tensor.is_pinned()

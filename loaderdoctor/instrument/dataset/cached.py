@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset, default_collate
 
 from loaderdoctor.errors import TrialRefused
-from loaderdoctor.instrument.dataset.own_copy import looked_at
+from loaderdoctor.instrument.dataset.safety import looked_at
 from loaderdoctor.instrument.dataset.transforms import transform_name
 from loaderdoctor.instrument.system.machine import available_bytes
 

@@ -1,4 +1,4 @@
-"""Python objects that a dataset keeps: what forked workers copy, page by page, as they read them.
+"""What a dataset keeps: Python objects, of which workers come to have copies, and open handles.
 
 A forked worker shares its parent's memory until one of them writes to a page. Reading a Python
 object writes to it, since its reference count lies in the object itself, so in time each worker has
@@ -12,9 +12,11 @@ entries tell how large objects are, and a walk over the container how many there
 
 from __future__ import annotations
 
+import sqlite3
 import sys
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterator
+from io import BytesIO, IOBase, StringIO
 from itertools import islice
 from pathlib import Path
 from time import perf_counter
@@ -278,3 +280,52 @@ def _words(value: Any) -> str:
     if type(value) in _LISTS and value:
         return f"{kind} of {len(value)} {type(value[0]).__name__}"
     return f"{kind} of {len(value)}" if type(value) in _DICTS else kind
+
+
+# Modules whose objects are handles on open files: a forked worker shares the file's position or
+# the library's state with its parent and siblings.
+_HANDLE_MODULES = frozenset(
+    {"h5py", "lmdb", "sqlite3", "zipfile", "tarfile", "tables", "netCDF4", "rasterio", "mmap",
+     "_sqlite3", "pyarrow", "cv2"}
+)  # fmt: skip
+
+_HANDLE_CLASSES = frozenset(
+    {"File", "Group", "Dataset", "Environment", "Transaction", "Connection", "Cursor", "ZipFile",
+     "TarFile", "DatasetReader", "mmap", "NativeFile", "OSFile", "MemoryMappedFile",
+     "VideoCapture"}
+)  # fmt: skip
+
+
+def open_handles(dataset: object) -> tuple[str, ...]:
+    """Attributes that hold open files, databases or archives: `images (h5py.File)`."""
+    found: list[str] = []
+    for name, value in _looked_into(dataset):
+        if _is_handle(value):
+            kind = type(value)
+            found.append(f"{name} ({kind.__module__.split('.')[0].lstrip('_')}.{kind.__name__})")
+    return tuple(found)
+
+
+def _looked_into(owner: object) -> Iterator[tuple[str, object]]:
+    """Attributes of an object, and of what they hold: one level deeper, few of a long list."""
+    for name, value in list(getattr(owner, "__dict__", {}).items()):
+        yield name, value
+        if isinstance(value, dict):
+            yield from ((f"{name}[{key!r}]", item) for key, item in list(value.items())[:16])
+        elif isinstance(value, (list, tuple)):
+            yield from ((f"{name}[{i}]", item) for i, item in enumerate(value[:16]))
+        elif type(value).__module__ != "builtins" and not isinstance(value, (type, torch.Tensor)):
+            inner = getattr(value, "__dict__", {})
+            if isinstance(inner, dict):
+                yield from ((f"{name}.{key}", item) for key, item in list(inner.items())[:64])
+
+
+def _is_handle(value: object) -> bool:
+    if isinstance(value, IOBase):
+        return not isinstance(value, (BytesIO, StringIO)) and not value.closed
+    if isinstance(value, sqlite3.Connection):
+        return True
+    return any(
+        kind.__module__.split(".")[0] in _HANDLE_MODULES and kind.__name__ in _HANDLE_CLASSES
+        for kind in type(value).__mro__
+    )

@@ -26,7 +26,7 @@ import psutil
 
 from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.dataset.dataset_tree import replaced
-from loaderdoctor.instrument.dataset.own_copy import looked_at, some_samples
+from loaderdoctor.instrument.dataset.safety import looked_at, some_samples
 from loaderdoctor.instrument.system import memory
 from loaderdoctor.instrument.system.machine import available_bytes
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.utils.data import Subset, default_collate
 
 from loaderdoctor.errors import TrialRefused
-from loaderdoctor.instrument.dataset.own_copy import kind_of, looked_at, some_samples
+from loaderdoctor.instrument.dataset.safety import kind_of, looked_at, some_samples
 
 Replacement = Callable[[Any], Any]  # the value itself where it stays
 

@@ -17,10 +17,9 @@ from torch.utils.data import DataLoader
 from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.batches.batch_tree import tensors
 from loaderdoctor.instrument.dataset.cached import CachedDataset
-from loaderdoctor.instrument.dataset.draws import put_back, states
-from loaderdoctor.instrument.dataset.iteration import asks_for_worker, only_seeds
-from loaderdoctor.instrument.dataset.own_copy import all_open_handles, own_copy
+from loaderdoctor.instrument.dataset.iteration import asks_for_worker, only_seeds, put_back, states
 from loaderdoctor.instrument.dataset.rows import RowBatches, content_of
+from loaderdoctor.instrument.dataset.safety import all_open_handles, own_copy
 
 # Batches made by one thread and then by all at once: as many, or as that time makes, at least two.
 N_COMPARED = 8

@@ -20,8 +20,8 @@ from torch.utils.data import Dataset, IterableDataset, Subset
 from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.batches.batch_tree import UnsupportedBatch, digest, rebuild, tensors
 from loaderdoctor.instrument.dataset.cached import CachedDataset
-from loaderdoctor.instrument.dataset.draws import put_back, states
-from loaderdoctor.instrument.dataset.own_copy import all_open_handles, own_copy
+from loaderdoctor.instrument.dataset.iteration import put_back, states
+from loaderdoctor.instrument.dataset.safety import all_open_handles, own_copy
 
 Collate = Callable[[Any], Any]
 

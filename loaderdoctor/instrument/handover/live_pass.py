@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 
 from loaderdoctor.instrument.batches.batch_tree import digest
-from loaderdoctor.instrument.dataset.draws import states
+from loaderdoctor.instrument.dataset.iteration import states
 from loaderdoctor.instrument.handover.exactness import Marks, marks
 from loaderdoctor.instrument.handover.index_stream import IndexStream
 from loaderdoctor.instrument.handover.pools import FETCH, OwnRest, Pool, PoolUnfitError, Sample

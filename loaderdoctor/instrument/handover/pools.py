@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader, Sampler, dataloader
 
 from loaderdoctor.instrument.batches.batch_tree import digest
-from loaderdoctor.instrument.dataset.draws import glimpse, states
+from loaderdoctor.instrument.dataset.iteration import glimpse, states
 from loaderdoctor.instrument.trial.epoch_feeds import LoaderFeed, shut_down
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings
 

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 
-from loaderdoctor.instrument.batches.properties import PageProbe
 from loaderdoctor.instrument.system.interpreter import Site
 from loaderdoctor.instrument.wire.records import LoaderRecord, TensorRecord
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
-    from loaderdoctor.instrument.batches.properties import Labels, Lengths, Shapes
+    from loaderdoctor.instrument.batches.properties import Labels, Lengths, PageProbe, Shapes
     from loaderdoctor.instrument.batches.replay_buffer import Ahead, ReplayBuffer
     from loaderdoctor.instrument.batches.source import Source
     from loaderdoctor.instrument.handover.live_loader import LiveLoader
@@ -100,6 +99,12 @@ def _in_words(error: Exception) -> str:
     return text
 
 
+def _page_probe() -> PageProbe:
+    from loaderdoctor.instrument.batches.properties import PageProbe  # torch, which is there by now
+
+    return PageProbe()
+
+
 @dataclass(slots=True)
 class Passes:
     """The loop's passes over a loader: how long they are, and what lies between two of them."""
@@ -137,9 +142,8 @@ class BatchesSeen:
 
     def describe(self, batch: object) -> None:
         """Look at one of them."""
-        from loaderdoctor.instrument.batches.batch_tree import fingerprint
+        from loaderdoctor.instrument.batches.batch_tree import describe_batch, fingerprint
         from loaderdoctor.instrument.batches.properties import Labels, Lengths
-        from loaderdoctor.instrument.dataset.safety import describe_batch
 
         self.described.append(describe_batch(batch))
         self.kind = type(batch).__name__
@@ -210,7 +214,7 @@ class LoaderState:
     loop: str | None = None  # where the loop last began to read it: "train.py:57"
     rebuilt: bool = False  # by another DataLoader object since the pass before
     pending_drop: int = 0  # real batches to throw away at the next real fetch
-    pages: PageProbe = field(default_factory=PageProbe)  # uses up what is thrown away
+    pages: PageProbe = field(default_factory=_page_probe)  # uses up what is thrown away
     replay_buffer: ReplayBuffer | None = None
     recording: bool = False  # put real batches into `replay_buffer`
     shapes: Shapes | None = None  # of its batches; None: it does not feed the step

@@ -20,12 +20,13 @@ from loaderdoctor.instrument.session.roles import (
     REPLAYED,
     Definition,
     ReplayWatch,
+    device_of,
+    training_device,
     without_grad,
 )
 from loaderdoctor.instrument.session.script_process import exit_now
 from loaderdoctor.instrument.session.session import Session
 from loaderdoctor.instrument.system.interpreter import user_site
-from loaderdoctor.instrument.system.memory import device_of, training_device
 from loaderdoctor.instrument.wire.protocol import BATCHES_REPLAYED
 from loaderdoctor.instrument.wire.records import BoundaryRecord
 

@@ -16,9 +16,8 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
-from loaderdoctor.instrument.session.roles import optimizer_exists
+from loaderdoctor.instrument.session.roles import device_of, optimizer_exists, training_device
 from loaderdoctor.instrument.system.interpreter import user_site
-from loaderdoctor.instrument.system.memory import device_of, training_device
 from loaderdoctor.instrument.wire.channel import ConnectionLostError
 from loaderdoctor.instrument.wire.protocol import NoDataLoader, ProfilerSchedule, Stop
 from loaderdoctor.instrument.wire.window_records import StackRecord

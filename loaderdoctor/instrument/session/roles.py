@@ -18,7 +18,9 @@ from loaderdoctor.instrument.system.interpreter import Site, living, user_site
 from loaderdoctor.units import NS_PER_S
 
 if TYPE_CHECKING:
+    import torch
     from torch.optim import Optimizer
+
 
 Tick = Literal["fetch", "optimizer", "backward"]
 
@@ -291,3 +293,23 @@ def optimizer_exists() -> bool:
     from torch.optim import Optimizer
 
     return bool(living(Optimizer))
+
+
+def device_of(optimizer: torch.optim.Optimizer) -> torch.device | None:
+    """Where an optimizer's first parameter lies."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            device: torch.device = parameter.device
+            return device
+    return None
+
+
+def training_device(optimizer_device: torch.device | None) -> torch.device | None:
+    """The CUDA (or ROCm) device in use, initialising none; None: the loop trains on the CPU."""
+    import torch
+
+    if optimizer_device is not None and optimizer_device.type == "cuda":
+        return optimizer_device
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return torch.device("cuda", torch.cuda.current_device())
+    return None

@@ -1,7 +1,7 @@
 """Memory of this process: what torch's allocator takes of a GPU, and what malloc does. Bytes.
 
-Also which device the loop trains on, what a trial left behind, and the page cache of files (Linux
-only): dropped without root, and looked at.
+Also what a trial left behind of it, and the page cache of files (Linux only): dropped without root,
+and looked at.
 """
 
 from __future__ import annotations
@@ -76,7 +76,9 @@ def gpu_free_bytes(device: torch.device) -> int | None:
 # takes a page fault for each of their pages, in each step.
 
 MAPS = Path("/proc/self/maps")
+
 _OTHERS = ("jemalloc", "tcmalloc", "mimalloc", "snmalloc", "hoard", "tbbmalloc")
+
 # A fault takes some 2 µs: 512 of them a few milliseconds in all, once in a run.
 PROBED_BYTES, PROBES = 512 * 1024, 4
 
@@ -255,23 +257,3 @@ def _allocated_bytes(device: torch.device | None) -> int | None:
     if device is None or device.type != "cuda":
         return None
     return torch.cuda.memory_allocated(device)
-
-
-def device_of(optimizer: torch.optim.Optimizer) -> torch.device | None:
-    """Where an optimizer's first parameter lies."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            device: torch.device = parameter.device
-            return device
-    return None
-
-
-def training_device(optimizer_device: torch.device | None) -> torch.device | None:
-    """The CUDA (or ROCm) device in use, initialising none; None: the loop trains on the CPU."""
-    import torch
-
-    if optimizer_device is not None and optimizer_device.type == "cuda":
-        return optimizer_device
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return torch.device("cuda", torch.cuda.current_device())
-    return None

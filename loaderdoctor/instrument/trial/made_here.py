@@ -18,9 +18,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.batches.source import one_batch
 from loaderdoctor.instrument.dataset.cached import CachedDataset
-from loaderdoctor.instrument.dataset.draws import put_back
-from loaderdoctor.instrument.dataset.own_copy import left_open, own_copy
+from loaderdoctor.instrument.dataset.iteration import put_back
 from loaderdoctor.instrument.dataset.rows import RowBatches, as_it_is
+from loaderdoctor.instrument.dataset.safety import left_open, own_copy
 from loaderdoctor.instrument.trial.data_axes import N_IN_BATCH, TrialData
 from loaderdoctor.instrument.trial.epochs import EpochSource
 from loaderdoctor.instrument.trial.trial_checks import loader_settings, start_method_of

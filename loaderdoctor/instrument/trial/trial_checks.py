@@ -29,9 +29,9 @@ from torch.utils.data import DataLoader, IterableDataset
 from loaderdoctor.combinations import invalid_reason
 from loaderdoctor.errors import TrialRefused
 from loaderdoctor.hazards import Change, FeedBatch, Room, container_words, hazard
-from loaderdoctor.instrument.dataset.containers import containers
+from loaderdoctor.instrument.dataset.containers import containers, open_handles
 from loaderdoctor.instrument.dataset.iteration import one_pass_reason, shards_itself
-from loaderdoctor.instrument.dataset.safety import TrialPickle, open_handles, pickled_parts
+from loaderdoctor.instrument.dataset.safety import TrialPickle, pickled_parts
 from loaderdoctor.instrument.system.machine import (
     available_bytes,
     local_ranks,

@@ -15,7 +15,7 @@ from torchvision import datasets, transforms
 from torchvision.transforms import v2
 
 from loaderdoctor.instrument.dataset.cached import MAX_MEAN_DIFFERENCE
-from loaderdoctor.instrument.dataset.draws import states
+from loaderdoctor.instrument.dataset.iteration import states
 from loaderdoctor.instrument.trial.open_trial import measure_boundary
 from loaderdoctor.settings import Settings
 from tests.instrument.opening import opened, reason

@@ -14,8 +14,8 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, default_collate
 
 from loaderdoctor.errors import TrialRefused
-from loaderdoctor.instrument.dataset import own_copy as copying
-from loaderdoctor.instrument.dataset.own_copy import all_open_handles, own_copy
+from loaderdoctor.instrument.dataset import safety as copying
+from loaderdoctor.instrument.dataset.safety import all_open_handles, own_copy
 
 
 class Held(Dataset[Any]):

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from loaderdoctor.instrument.dataset import draws
-from loaderdoctor.instrument.dataset.draws import glimpse, states
+from loaderdoctor.instrument.dataset import iteration
+from loaderdoctor.instrument.dataset.iteration import glimpse, states
 from loaderdoctor.instrument.handover.pools import WatchedCollate
 
 DRAWS: dict[str, Callable[[], object]] = {
@@ -31,7 +31,7 @@ DRAWS: dict[str, Callable[[], object]] = {
 @pytest.mark.parametrize("name", DRAWS)
 def test_a_draw_is_glimpsed(name: str, in_memory: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not in_memory:  # another Python
-        monkeypatch.setattr(draws, "_pythons", lambda generator: None)
+        monkeypatch.setattr(iteration, "_pythons", lambda generator: None)
     before = glimpse()
     assert glimpse() == before
     DRAWS[name]()
@@ -39,7 +39,7 @@ def test_a_draw_is_glimpsed(name: str, in_memory: bool, monkeypatch: pytest.Monk
 
 
 def test_pythons_words_are_read_where_they_lie() -> None:
-    found = draws._pythons(vars(random)["_inst"])
+    found = iteration._pythons(vars(random)["_inst"])
     assert found is not None
     words, kept = found()
     assert (*struct.unpack("=i624I", words)[1:], struct.unpack("=i624I", words)[0]) == (
@@ -103,5 +103,5 @@ def test_batches_that_are_compared_with_nothing_are_not_looked_at(
     assert [collate([])[1] for _ in range(2)] == [True, True]
     for name in ("states", "glimpse"):
         monkeypatch.setattr(f"loaderdoctor.instrument.handover.pools.{name}", None)
-        monkeypatch.setattr(draws, name, None)
+        monkeypatch.setattr(iteration, name, None)
     assert [collate([])[1] for _ in range(2)] == [False, False]

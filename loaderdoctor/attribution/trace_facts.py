@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from loaderdoctor.attribution import identity
 from loaderdoctor.attribution.busy import busy_facts, held_up
 from loaderdoctor.attribution.clock import StepClock, step_clock
 from loaderdoctor.attribution.device_work import (
@@ -19,13 +20,6 @@ from loaderdoctor.attribution.device_work import (
 from loaderdoctor.attribution.fetches import Fetches, fetches_of, silence_at
 from loaderdoctor.attribution.gpu import compute_facts, gpu_facts
 from loaderdoctor.attribution.host import host_hotspots
-from loaderdoctor.attribution.identity import (
-    Partition,
-    profiler_facts,
-    with_accelerator,
-    without_accelerator,
-    without_profiler,
-)
 from loaderdoctor.attribution.trace_rows import Index, Mask, Rows, outermost, rows_of, trains
 from loaderdoctor.attribution.user_code import user_ranges
 from loaderdoctor.estimate import Estimate, mean
@@ -67,7 +61,7 @@ class Attributed:
     fetches: Fetches
     copies: CopyRows
     work: DeviceWork
-    partition: Partition
+    partition: identity.Partition
     n_other_processes: int = 0  # that the file was merged from too; nothing here is of them
 
 
@@ -83,7 +77,7 @@ def attribute(trace: Trace) -> Attributed:
     copies = copy_rows(rows)
     work = _device_work(rows)
     if trace.has_accelerator:
-        partition = with_accelerator(
+        partition = identity.with_accelerator(
             window=clock.window,
             kernels=work.kernels,
             collectives=work.collectives,
@@ -94,7 +88,7 @@ def attribute(trace: Trace) -> Attributed:
             held_up=work.held_up,
         )
     else:
-        partition = without_accelerator(
+        partition = identity.without_accelerator(
             window=clock.window,
             getting=fetches.getting if fetches.recorded else None,
             communicating=rows.intervals(
@@ -245,14 +239,14 @@ def facts_of(attributed: Attributed, *, num_workers: int | None = None) -> Trace
         n_ranges_left_out=n_ranges_left_out,
         trains=trains(rows),
     )
-    return replace(facts, plain_shares=without_profiler(facts))
+    return replace(facts, plain_shares=identity.without_profiler(facts))
 
 
 # Of fewer the mean has a noise worth showing: repeats of whole windows differ by some percent.
 FEW_STEPS = 5
 
 
-def _few_steps(partition: Partition, clock: StepClock) -> dict[str, Estimate]:
+def _few_steps(partition: identity.Partition, clock: StepClock) -> dict[str, Estimate]:
     """What few steps say of the loop's other ones: each share, with the interval of its mean.
 
     The steps of one recording are taken for independent samples, as there are no others. Empty
@@ -332,7 +326,7 @@ def _host_facts(attributed: Attributed) -> HostFacts:
             clock.ms_per_step(call_ns) if trace.has_accelerator and call_ns is not None else None
         ),
         run_ahead_steps=clock.run_ahead_steps,
-        profiler=profiler_facts(trace, rows, clock, attributed.fetches),
+        profiler=identity.profiler_facts(trace, rows, clock, attributed.fetches),
     )
 
 

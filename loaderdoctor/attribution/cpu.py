@@ -12,7 +12,7 @@ from loaderdoctor.facts.loop import AblationFacts, CpuFacts, StepFacts
 from loaderdoctor.facts.step import MODERATE_SHARE
 from loaderdoctor.facts.trace import TraceFacts
 from loaderdoctor.instrument.wire.protocol import WindowDone
-from loaderdoctor.instrument.wire.window_records import CpuRecord
+from loaderdoctor.instrument.wire.window_records import CpuRecord, FetchRecord
 
 # A system that counts for less than this part of our own CPU time tells of something else than
 # what we run on (sandboxes that fake /proc/stat). It counts in ticks of 10 ms, by sampling, which
@@ -336,3 +336,17 @@ def _unsteady(facts: Facts) -> str | None:
         "counts as uncertain unless the interval alone bears it. Measure again with nothing else "
         "running, and longer (--budget)."
     )
+
+
+def queued_ns(fetches: Sequence[FetchRecord]) -> float | None:
+    """Of these fetches, the thread stood ready and no CPU was free. None: not told.
+
+    Of short steps some fetches were asked, at random: the others are taken to have queued for the
+    same part of their time.
+    """
+    asked = [f for f in fetches if f.queued_ns is not None]
+    took_ns = sum(f.end_ns - f.start_ns for f in asked)
+    if not took_ns:
+        return None
+    part = sum(f.queued_ns or 0 for f in asked) / took_ns
+    return part * sum(f.end_ns - f.start_ns for f in fetches)

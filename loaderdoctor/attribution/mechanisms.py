@@ -25,6 +25,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from loaderdoctor.attribution.ablation import Round
+from loaderdoctor.attribution.cpu import queued_ns
 from loaderdoctor.attribution.step import MIN_OF_WINDOW, usable
 from loaderdoctor.estimate import Estimate, mean, paired_difference
 from loaderdoctor.facts.loop import Mechanisms, PageFacts
@@ -106,10 +107,9 @@ def _got_cpu_ms(window: WindowDone, train: frozenset[int]) -> float | None:
 
 
 def _queued_ms(window: WindowDone, train: frozenset[int]) -> float | None:
-    """Of getting batches, the thread stood ready without a CPU; None where a fetch lacks it."""
-    waited = [f.queued_ns for f in window.fetches if f.loader in train]
-    known = [ns for ns in waited if ns is not None]
-    return sum(known) / NS_PER_MS if known and len(known) == len(waited) else None
+    """Of getting batches, the thread stood ready without a CPU."""
+    ns = queued_ns([f for f in window.fetches if f.loader in train])
+    return None if ns is None else ns / NS_PER_MS
 
 
 def _unqueued_ms(window: WindowDone, train: frozenset[int]) -> float | None:

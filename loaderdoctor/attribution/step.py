@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, stdev
 
-from loaderdoctor.attribution.cpu import cpu_facts
+from loaderdoctor.attribution.cpu import cpu_facts, queued_ns
 from loaderdoctor.estimate import NORMAL95, Noise, Sample, t95
 from loaderdoctor.facts.loop import UNLIKE_SHARE, CollectionFacts, CompileFacts, StepFacts
 from loaderdoctor.instrument.wire.protocol import Observed, WindowDone
@@ -276,11 +276,8 @@ def step_facts(
 
 def _queued_ms(windows: Sequence[WindowDone], loaders: frozenset[int]) -> float | None:
     """Of getting batches, a step: the thread stood ready and no CPU was free. None: not told."""
-    fetches = [f for w in windows for f in w.fetches if f.loader in loaders]
-    known = [f.queued_ns for f in fetches if f.queued_ns is not None]
-    if not known or len(known) < len(fetches):
-        return None
-    return sum(known) / sum(w.n_steps for w in windows) / NS_PER_MS
+    ns = queued_ns([f for w in windows for f in w.fetches if f.loader in loaders])
+    return None if ns is None else ns / sum(w.n_steps for w in windows) / NS_PER_MS
 
 
 def _rebuilt(boundaries: Sequence[BoundaryRecord]) -> frozenset[str]:

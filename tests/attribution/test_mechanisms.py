@@ -107,3 +107,17 @@ def test_validation_between_the_steps_is_no_mechanism_of_theirs() -> None:
     seen = mechanisms(rounds(with_validation, READY), [plain] * 2, observed())
     assert seen.run_queue_ms is None
     assert seen.cpu_ms is None
+
+
+def test_fetches_that_were_not_asked_queued_for_the_same_part_of_their_time() -> None:
+    plain = counted("plain", wait_ms=3.0, got_queued_ms=1.2)
+    some = tuple(
+        f if n % 2 else structs.replace(f, queued_ns=None) for n, f in enumerate(plain.fetches)
+    )
+    none = tuple(structs.replace(f, queued_ns=None) for f in plain.fetches)
+    ms = []
+    for fetches in (plain.fetches, some, none):
+        asked = structs.replace(plain, fetches=fetches)
+        seen = mechanisms(rounds(asked, READY), [asked] * 3, observed(workers=1))
+        ms.append(None if seen.queued_ms is None else seen.queued_ms.value)
+    assert ms == [pytest.approx(1.2), pytest.approx(1.2), None]

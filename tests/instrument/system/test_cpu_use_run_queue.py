@@ -7,11 +7,12 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from loaderdoctor.instrument.system.cpu_use import RunQueue
+from loaderdoctor.instrument.system.cpu_use import READ_EVERY_NS, RunQueue
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -115,3 +116,16 @@ def test_closed_between_two_readings_it_tells_nothing() -> None:
     assert before is not None and after is not None and after >= before
     queue.close()
     assert queue.waited_ns() is None
+
+
+@pytest.mark.parametrize(("step_ms", "least", "most"), [(1.0, 0.15, 0.4), (8.0, 1.0, 1.0)])
+def test_of_short_steps_some_are_asked_and_of_long_ones_all(
+    step_ms: float, least: float, most: float
+) -> None:
+    queue, step_ns = RunQueue(), round(step_ms * 1e6)
+    asked = [n for n in range(400) if queue.if_due(n * step_ns) is not None]
+    queue.close()
+    assert least <= len(asked) / 400 <= most
+    assert step_ns * most <= max(step_ns, READ_EVERY_NS)
+    gaps = {b - a for a, b in pairwise(asked)}
+    assert len(gaps) > 1 or gaps == {1}  # no worker is left out by turns

@@ -188,6 +188,59 @@ LOOPS: dict[str, Loop] = {
         kernel_us=90.0,
         about="30 MB from pageable memory each step",
     ),
+    "large_pageable_parts": Loop(
+        workers=8,
+        make_ms=30.0,
+        pinned=False,
+        non_blocking=False,
+        batch_bytes=96_000_000,
+        n_copies=5,
+        pageable_gb_per_s=5.8,
+        map_ms_per_mb=0.06,
+        free_ms_per_mb=0.24,
+        n_kernels=60,
+        kernel_us=130.0,
+        about="96 MB a batch in five pageable parts: mapping and freeing them costs most",
+    ),
+    "large_pageable_hidden": Loop(
+        workers=8,
+        make_ms=30.0,
+        pinned=False,
+        non_blocking=False,
+        batch_bytes=77_000_000,
+        pageable_gb_per_s=6.5,
+        map_ms_per_mb=0.033,
+        free_ms_per_mb=0.19,
+        n_kernels=90,
+        kernel_us=290.0,
+        about="77 MB pageable, freed while the device still computes",
+    ),
+    "large_pageable_dropped_at_once": Loop(
+        workers=6,
+        make_ms=30.0,
+        pinned=False,
+        non_blocking=False,
+        batch_bytes=58_000_000,
+        pageable_gb_per_s=5.8,
+        map_ms_per_mb=0.06,
+        free_ms_per_mb=0.24,
+        dropped_by="copy",
+        n_kernels=70,
+        kernel_us=90.0,
+        about="58 MB pageable, each tensor dropped once it is copied",
+    ),
+    "crowded_launches": Loop(
+        workers=8,
+        cpus=4.0,
+        make_ms=72.0,
+        crowding=True,
+        n_kernels=320,
+        kernel_us=42.0,
+        ops_per_kernel=4.0,
+        op_us=9.0,
+        batch_bytes=38_000_000,
+        about="launches nearly as long as kernels: slower beside workers on all CPUs",
+    ),
 }
 
 
@@ -197,7 +250,7 @@ def drawn(seed: int) -> Loop:
     workers = r.choice([0, 1, 2, 3, 4, 8])
     pinned = r.random() < 0.6
     n_kernels = r.choice([40, 70, 110, 160, 220])
-    return Loop(
+    loop = Loop(
         n_kernels=n_kernels,
         kernel_us=r.choice([4.0, 12.0, 25.0, 45.0, 80.0, 150.0]),
         ops_per_kernel=r.choice([3.0, 4.0, 5.0]),
@@ -222,6 +275,12 @@ def drawn(seed: int) -> Loop:
         mark_steps=r.random() < 0.85,
         about=f"drawn by {seed}",
     )
+    return replace(
+        loop,
+        free_ms_per_mb=r.uniform(0.18, 0.24),
+        map_ms_per_mb=r.uniform(0.03, 0.09),
+        dropped_by=r.choice(["fetch", "copy"]),
+    )
 
 
 # -- what each change brings ---------------------------------------------------------------------
@@ -241,6 +300,7 @@ def _any_order(loop: Loop) -> Loop:
 
 CHANGES: dict[str, Callable[[Loop], Loop]] = {
     "num_workers": _more_workers,
+    "fewer_workers": lambda x: replace(x, workers=max(1, min(x.workers // 2, int(x.cpus) - 1))),
     "less_work": lambda x: replace(x, make_ms=x.make_ms / 2, slow_ms=x.slow_ms / 2),
     "in_order": _any_order,
     "persistent_workers": lambda x: replace(x, persistent=True),

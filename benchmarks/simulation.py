@@ -37,6 +37,7 @@ class Loop:
     steps_per_epoch: int = 100_000
     startup_ms: float = 80.0
     persistent: bool = False
+    crowding: bool = False  # busy workers beyond the CPUs slow down the loop's thread as well
     # The copies
     batch_bytes: int = 5_000_000
     n_copies: int = 2
@@ -44,6 +45,11 @@ class Loop:
     non_blocking: bool = True
     side_stream: bool = False
     pageable_gb_per_s: float = 5.5
+    # Memory of a worker's batch that nobody pinned: mapped as it is first read, freed when dropped
+    # (0.06 and 0.24 ms a MB on an H200; the training thread's time, and no event).
+    map_ms_per_mb: float = 0.0
+    free_ms_per_mb: float = 0.0
+    dropped_by: str = "fetch"  # behind which it is freed: fetch | copy
     # The loop's own
     item: bool = False
     accumulate: int = 1
@@ -103,9 +109,11 @@ class Simulation:
         self.worker_free = [0.0] * max(1, loop.workers)
         self.taken: list[float] = []  # when each batch was taken
         self.ready: list[float] = []
-        # More workers than CPUs share them; the loop keeps one.
+        # More workers than CPUs share them; the loop keeps one, unless it is crowded too.
         crowd = max(1.0, (loop.workers + 1) / loop.cpus)
         self.make_us = loop.make_ms * 1e3 * crowd
+        new = how in ("full", "copies-free") and loop.workers > 0 and not loop.pinned
+        self.new_mb = loop.batch_bytes / 1e6 if new else 0.0
 
     def run(self, n_steps: int) -> float:
         """Microseconds a step, by the device's end where it is later than the host's."""
@@ -128,7 +136,11 @@ class Simulation:
     def step(self, step: int, number: int) -> None:
         loop, begin = self.loop, self.now
         ready = self.fetch()
+        if loop.dropped_by == "fetch":
+            self.drop()
         self.copies(ready)
+        if loop.dropped_by == "copy":
+            self.drop()
         if loop.work_ms:
             self.now += loop.work_ms * 1e3 * self.jitter(0.02)
         n_forward = loop.n_kernels // 3
@@ -212,6 +224,20 @@ class Simulation:
         self.n_fetched += 1
         return True
 
+    def drop(self) -> None:
+        """Free the batch before, or this one once it is copied."""
+        self.now += self.loop.free_ms_per_mb * self.new_mb * 1e3 * self.jitter(0.05)
+
+    def crowd(self) -> float:
+        """How many times as long the loop's thread takes beside workers that are busy now."""
+        loop = self.loop
+        if not loop.crowding or self.how not in ("full", "copies-free"):
+            return 1.0
+        if self.n_fetched:
+            self.made(self.n_fetched + loop.workers * loop.prefetch - 1)  # all that are under way
+        busy = sum(free > self.now for free in self.worker_free[: loop.workers])
+        return max(1.0, (busy + 1) / loop.cpus)
+
     def end_of_epoch(self, kind: str) -> None:
         """The exhausted fetch, the new iterator's seed, and workers that start."""
         loop = self.loop
@@ -275,6 +301,7 @@ class Simulation:
                 else max(5.5, loop.pageable_gb_per_s)
             )
             length = size / (rate * 1e3) + 2.0
+            length += loop.map_ms_per_mb * self.new_mb * 1e3 * size / loop.batch_bytes
             name = "Memcpy HtoD (Pageable -> Device)"
         beside = loop.side_stream and loop.pinned and loop.non_blocking
         free = self.copy_free if beside else self.free
@@ -335,7 +362,7 @@ class Simulation:
                 cost += self.loop.frame_us * self.loop.frames_per_op
             if self.loop.memory_events:
                 cost += 1.7
-        return cost * self.jitter(0.1)
+        return cost * self.jitter(0.1) * self.crowd()
 
     def op(self, name: str, tid: int) -> None:
         """An operator with others inside, one of which launches a kernel."""

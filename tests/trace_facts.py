@@ -36,6 +36,8 @@ _PLACES = {
     "launch_call_ms": ("host", "launch_call_ms"),
     "run_ahead_steps": ("host", "run_ahead_steps"),
     "profiler": ("host", "profiler"),
+    "freeing_ms": ("host", "freeing_ms"),
+    "all_freeing_ms": ("host", "all_freeing_ms"),
 }
 
 

@@ -50,13 +50,16 @@ _MORE_WORKERS = _Change(
     axis="num_workers",
     caution=_CPUS,
 )
+_IF_CROWDED = (
+    "Helps only where the workers crowd the CPUs, which a trace does not tell from launching that "
+    "takes as long by itself."
+)
 _FEWER_WORKERS = _Change(
     title="Give the loader fewer workers",
     idea="A `num_workers` of its DataLoader below the CPUs that there are: workers that fill all "
     "of them slow down the thread that launches the work.",
     axis="num_workers",
-    caution="Helps only where the workers crowd the CPUs, which a trace does not tell from "
-    "launching that takes as long by itself.",
+    caution=f"{_IF_CROWDED} Workers that fill all CPUs by themselves make too little then.",
 )
 _LESS_WORK = _Change(
     title="Do less for each batch",
@@ -127,7 +130,9 @@ def trace_advice(
     At best is the step without all that the change can touch, and without what recording took; of a
     loop at the pace of its workers that is the step as it is, unless they get faster. `axis` is
     what `diagnose` tries it by, if anything. A host verdict that may be of workers which crowd the
-    CPUs (`severity`: uncertain) gets fewer of them, with no bound.
+    CPUs (`severity`: uncertain) gets less work for them, and fewer of them, with no bound: in
+    simulated loops less work always helped, fewer workers where they were not short of CPUs
+    themselves.
     """
     found = tuple(findings)
     ways = [way for finding in found for way in _of(finding, facts)]
@@ -136,7 +141,8 @@ def trace_advice(
     if not ways and cost is not None:
         ways += _ways(None, _OF_BOUND.get(bound, ()), cost.ms, facts)
     if may_be_crowded(bound, severity, facts.trace):
-        ways += [replace(x, bound_ms=None) for x in _ways(None, (_FEWER_WORKERS,), 0.0, facts)]
+        crowding = _ways(None, (_LESS_WORK, _FEWER_WORKERS), 0.0, facts)
+        ways += [replace(x, bound_ms=None, caution=x.caution or _IF_CROWDED) for x in crowding]
     if _only_workers_help(facts):
         ways = [way if way.kind in _OF_POOL else _afterwards(way) for way in ways]
     ranks = {x.kind: _ms(x, facts) for x in found if x.evidence.get("gb_per_s") is not None}
@@ -160,6 +166,7 @@ def _at_the_very_best(way: CodeAdvice, facts: Facts) -> CodeAdvice:
         return replace(way, bound_ms=None, predicted_from=None)
     bound_ms, input_ms = way.bound_ms, (trace.shares.input or 0.0) * step_ms
     silent_ms = sum(c.silent_after_ms_per_step for c in trace.copies)
+    silent_ms = max(silent_ms, trace.host.freeing_ms)
     if way.kind is Kind.MANY_SMALL_COPIES or way.axis == _FEWER_BYTES.axis:
         bound_ms += input_ms + max(silent_ms, work_between(trace)[0])
     elif way.axis in (_PINNED.axis, _NON_BLOCKING.axis, _SIDE_STREAM.axis):

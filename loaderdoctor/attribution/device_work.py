@@ -93,7 +93,7 @@ def copy_facts(
                 median_bytes=float(np.median(n_bytes)) if n_bytes.size else 0.0,
                 idle_after_ms_per_step=clock.ms_per_step(idle.total_ns),
                 silent_after_ms_per_step=clock.ms_per_step(
-                    idle.intersect(_silences(rows, mine)).total_ns
+                    idle.intersect(silences_behind(rows, mine)).total_ns
                 ),
                 unwaited_ms_per_step=clock.ms_per_step(
                     exposed.intersect(_unwaited(rows, mine, stream)).total_ns
@@ -131,7 +131,7 @@ def _idle_after(rows: Rows, copies: CopyRows, busy: Intervals) -> Intervals:
 MIN_SILENCE_NS = 1_000_000
 
 
-def _silences(rows: Rows, copies: CopyRows) -> Intervals:
+def silences_behind(rows: Rows, copies: CopyRows) -> Intervals:
     """From the outermost op that made such a copy to the training thread's next op or call."""
     spans = rows.spans
     mine = rows.on_training_thread() & np.isin(spans.category, (Category.CPU_OP, Category.RUNTIME))

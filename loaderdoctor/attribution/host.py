@@ -15,11 +15,14 @@ from dataclasses import replace
 
 import numpy as np
 
+from loaderdoctor.attribution.device_work import CopyRows, silences_behind
+from loaderdoctor.attribution.fetches import Fetches
 from loaderdoctor.attribution.trace_rows import (
     FETCH_PREFIX,
     OPTIMIZER_PREFIX,
     Index,
     Rows,
+    named_events,
     outermost,
 )
 from loaderdoctor.attribution.user_code import (
@@ -31,7 +34,7 @@ from loaderdoctor.attribution.user_code import (
     open_from_start,
     stack_samples_within,
 )
-from loaderdoctor.facts.trace import HostHotspot
+from loaderdoctor.facts.trace import MIN_TENSOR_BYTES, HostHotspot
 from loaderdoctor.intervals import EMPTY, Intervals
 from loaderdoctor.trace.columns import I32, I64, Category, LineStackSample
 from loaderdoctor.trace.events import shortened
@@ -155,6 +158,39 @@ def _called(rows: Rows, mine: Index, users: Index, host: Intervals) -> str | Non
     callees = rows.intervals(np.setdiff1d(inside, mine))
     own = rows.intervals(mine).intersect(host).subtract(callees)
     return called(rows, own, mine, users)
+
+
+# A batch of worker processes that nobody pinned lies in memory that the system maps as it is first
+# read and frees when it is dropped: 0.18 to 0.24 ms a MB (`traces/`, H100 and H200), up to 0.4 on
+# a virtual machine (`benchmarks/page_faults.py`). What takes less is too little to be that.
+LEAST_FREEING_MS_PER_MB, MOST_FREEING_MS_PER_MB = 0.1, 0.4
+
+
+def freeing(rows: Rows, copies: CopyRows, fetches: Fetches) -> Intervals:
+    """Silences in which the training thread likely frees a batch that workers handed it.
+
+    Behind the fetch, where the loop still has the batch before by name then; else behind copies, as
+    each tensor is dropped for its copy. No event tells it from the loop's own Python: it is as long
+    as so many bytes take.
+    """
+    spans, delivered_ns = rows.spans, fetches.delivered_ns
+    mine = rows.flags.pageable[spans.name[copies.rows]]
+    n_bytes = spans.bytes[copies.rows[mine]]
+    n_bytes = n_bytes[n_bytes >= MIN_TENSOR_BYTES]
+    has_workers = fetches.kind in ("multi-process", "mixed")
+    if not has_workers or not n_bytes.size or delivered_ns.size < 2:
+        return EMPTY
+    mb = float(n_bytes.sum(dtype=np.float64)) / delivered_ns.size / 1e6
+    least_ns, most_ns = (
+        int(mb * rate * NS_PER_MS) for rate in (LEAST_FREEING_MS_PER_MB, MOST_FREEING_MS_PER_MB)
+    )
+    following_ns = named_events(rows).next_start(delivered_ns)
+    silent = Intervals.of(delivered_ns, following_ns)
+    if float(np.median(following_ns - delivered_ns)) < least_ns:
+        silent = silences_behind(rows, replace(copies, call=copies.call[mine]))
+        if silent.total_ns < least_ns * delivered_ns.size:
+            return EMPTY
+    return Intervals.of(silent.starts, np.minimum(silent.ends, silent.starts + most_ns))
 
 
 def _user_frame_rows(rows: Rows) -> Index:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from loaderdoctor.attribution.clock import StepClock
 from loaderdoctor.attribution.fetches import Fetches
 from loaderdoctor.attribution.trace_rows import Mask, Rows
-from loaderdoctor.facts.host import longer_silences_ms, work_between
+from loaderdoctor.facts.host import batch_memory_ms, longer_silences_ms, work_between
 from loaderdoctor.facts.step import Shares
 from loaderdoctor.facts.trace import ProfilerFacts, TraceFacts, copy_calls_ms, workers_set_the_pace
 from loaderdoctor.intervals import EMPTY, Intervals
@@ -209,7 +209,8 @@ def without_profiler(trace: TraceFacts, own_ms: float | None = None) -> Shares:
     much; without an accelerator, where ops are what computes, from host and compute. Where worker
     processes set the pace the step takes no longer by it: the loop waits the less for them, and
     that is given back to `input`. What copies cost beside their own time (`copy_calls_ms`) is
-    `copy` and no host work; what runs while nothing waits for it is none.
+    `copy` and no host work; what runs while nothing waits for it is none. The memory of batches,
+    freed by the host and first read by copies, is `input`: ready batches need neither.
     """
     shares, wall_ms = trace.shares, trace.wall_ms
     if not wall_ms:
@@ -240,6 +241,12 @@ def without_profiler(trace: TraceFacts, own_ms: float | None = None) -> Shares:
         unwaited = sum(c.unwaited_ms_per_step for c in trace.copies) / wall_ms
         parts["copy"] -= unwaited
         parts["host"] += unwaited
+        freed_ms, mapped_ms, _ = batch_memory_ms(trace)
+        freed = min(freed_ms / wall_ms, parts["host"])
+        mapped = min(mapped_ms / wall_ms, parts["copy"])
+        parts["host"] -= freed
+        parts["copy"] -= mapped
+        parts["input"] = (parts["input"] or 0.0) + freed + mapped
     return Shares(**{k: None if v is None else v / whole for k, v in parts.items()})
 
 

@@ -19,7 +19,7 @@ from loaderdoctor.attribution.device_work import (
 )
 from loaderdoctor.attribution.fetches import Fetches, fetches_of, silence_at
 from loaderdoctor.attribution.gpu import compute_facts, gpu_facts
-from loaderdoctor.attribution.host import host_hotspots
+from loaderdoctor.attribution.host import freeing, host_hotspots
 from loaderdoctor.attribution.trace_rows import Index, Mask, Rows, outermost, rows_of, trains
 from loaderdoctor.attribution.user_code import user_ranges
 from loaderdoctor.estimate import Estimate, mean
@@ -316,7 +316,7 @@ def _fetch_facts(attributed: Attributed) -> FetchFacts:
 
 def _host_facts(attributed: Attributed) -> HostFacts:
     trace, rows, clock = attributed.trace, attributed.rows, attributed.clock
-    host = attributed.partition.host
+    host, freed = attributed.partition.host, freeing(rows, attributed.copies, attributed.fetches)
     n_launches, call_ns = launch_calls(rows, clock)
     return HostFacts(
         exposed_ms=clock.ms_per_step(host.total_ns),
@@ -327,6 +327,8 @@ def _host_facts(attributed: Attributed) -> HostFacts:
         ),
         run_ahead_steps=clock.run_ahead_steps,
         profiler=identity.profiler_facts(trace, rows, clock, attributed.fetches),
+        freeing_ms=clock.ms_per_step(freed.intersect(host).total_ns),
+        all_freeing_ms=clock.ms_per_step(freed.intersect(clock.host_window).total_ns),
     )
 
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 from loaderdoctor.attribution.identity import host_bounds, without_profiler
 from loaderdoctor.facts import Facts
+from loaderdoctor.facts.host import batch_memory_ms
 from loaderdoctor.facts.loop import WallFacts
 from loaderdoctor.facts.step import (
     HIGH_SHARE,
@@ -63,7 +64,10 @@ def judge_trace(trace: TraceFacts) -> tuple[Bound, VerdictSeverity]:
     own = (shares.host or 0.0) - silent
     if silent:  # the loop's own, or a wait for the thread that pins
         low["host"] = min(own, low.get("host", 1.0) - silent)
+    memory = _by_memory(trace, shares, low)
     bound, severity = verdict_from_shares(shares, low, enough_steps=trace.n_steps > 0)
+    if memory and bound in memory:
+        return bound, "uncertain"
     if bound == "host" and silent and own < min(silent, HIGH_SHARE):
         return "input", "uncertain"  # if it is that thread which holds the loop up
     if bound == "copy" and trace.shared_gpu:  # it may have waited for the GPU's turn
@@ -79,6 +83,24 @@ def judge_trace(trace: TraceFacts) -> tuple[Bound, VerdictSeverity]:
         return "compute", "uncertain"
     borne_out = surely - silent >= MODERATE_SHARE or not trace.fetching.has_workers
     return bound, "moderate" if borne_out else "uncertain"
+
+
+def _by_memory(trace: TraceFacts, shares: Shares, low: dict[str, float]) -> tuple[Bound, ...]:
+    """Bounds that the memory of batches leaves open; `low` is lowered by what it makes of them.
+
+    How much of a copy is a first read, and of a silence freeing, no trace says: input and copy are
+    not told apart where one may be as large as the other.
+    """
+    freed_ms, mapped_ms, most_ms = batch_memory_ms(trace)
+    if not freed_ms + mapped_ms or trace.wall_ms <= 0:
+        return ()
+    found, copied = shares.input or 0.0, shares.copy or 0.0
+    more = (most_ms - mapped_ms) / trace.wall_ms
+    low["input"] = min(low.get("input", 1.0), found - (freed_ms + mapped_ms) / trace.wall_ms)
+    low["copy"] = min(low.get("copy", 1.0), copied - more)
+    if found <= copied:
+        return ("copy",) if found + more > copied - more else ()
+    return ("input",) if low["input"] < copied + mapped_ms / trace.wall_ms else ()
 
 
 def recording_hides_waits(trace: TraceFacts) -> bool:

@@ -148,7 +148,7 @@ class SyncFacts:
 class ProfilerFacts:
     """What was recorded of a step on the host outside its fetches, and the time that took.
 
-    Made by `attribution.distortion`, which has the measurements behind it. Milliseconds a step.
+    Made by `attribution.identity`, which has the measurements behind it. Milliseconds a step.
     """
 
     n_ops: float
@@ -174,6 +174,9 @@ class HostFacts:
     launch_call_ms: float | None  # host time inside launch calls, per step
     run_ahead_steps: float | None  # how far the host ran ahead of the device, median
     profiler: ProfilerFacts | None = None  # None: no op was recorded
+    # Silence in which it likely frees a batch of worker processes that nobody pinned: exposed, all.
+    freeing_ms: float = 0.0
+    all_freeing_ms: float = 0.0
 
 
 # Of the time, held up by another process: below, no time or verdict changes by it. None was seen in
@@ -327,10 +330,12 @@ def silent_behind_copies_ms(trace: TraceFacts) -> float:
 def lead_lost_ms(trace: TraceFacts) -> float:
     """Idle time, ms a step, that blocking copies leave by waiting for all the work before them.
 
-    Not what the training thread then stands still for: it would without the copy.
+    Not what the training thread then stands still for, or frees: it would without the copy.
     """
     idle_ms = sum(c.idle_after_ms_per_step for c in trace.copies)
-    return max(0.0, idle_ms - silent_behind_copies_ms(trace))
+    silent_ms = sum(c.silent_after_ms_per_step for c in trace.copies)
+    own_ms = max(silent_behind_copies_ms(trace), min(silent_ms, trace.host.freeing_ms))
+    return max(0.0, idle_ms - own_ms)
 
 
 def copy_calls_ms(trace: TraceFacts) -> float:

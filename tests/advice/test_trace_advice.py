@@ -148,14 +148,16 @@ def test_a_healthy_trace_gets_no_advice() -> None:
     assert titles(trace(shares=shares(host=0.5), host_exposed_ms=5.0)) == []
 
 
-def test_a_host_verdict_that_may_be_of_crowded_cpus_gets_fewer_workers_to_try() -> None:
+def test_what_may_be_of_crowded_cpus_gets_less_work_and_fewer_workers_to_try() -> None:
     seen = trace(shares=shares(host=0.45), host_exposed_ms=4.5)
     slowed = changed(seen, profiler=recorded(2.0))
     assert judge_trace(slowed) == ("host", "uncertain")
     facts = facts_of_trace(slowed)
-    (way,) = trace_advice(facts, find(facts), "host", "uncertain")
-    assert (way.title, way.axis) == ("Give the loader fewer workers", "num_workers")
-    assert way.bound_ms is None  # what it would gain, nothing tells
+    less, fewer = trace_advice(facts, find(facts), "host", "uncertain")
+    assert (less.title, less.axis) == ("Do less for each batch", None)
+    assert (fewer.title, fewer.axis) == ("Give the loader fewer workers", "num_workers")
+    for way in (less, fewer):  # what it would gain, nothing tells
+        assert way.bound_ms is None and "crowd the CPUs" in (way.caution or "")
     assert trace_advice(facts, find(facts), "host", "moderate") == ()
     alone = facts_of_trace(changed(slowed, fetch_kind="single-process"))
     assert trace_advice(alone, find(alone), "host", "uncertain") == ()

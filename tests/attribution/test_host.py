@@ -10,8 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loaderdoctor.attribution.host import _largest_pairs, _self_time, is_user_frame
+from loaderdoctor.attribution.identity import without_profiler
+from loaderdoctor.facts.host import work_between
+from loaderdoctor.facts.trace import TraceFacts
 from loaderdoctor.intervals import Intervals
-from tests.attribution.build import AUTOGRAD, TraceBuilder
+from tests.attribution.build import AUTOGRAD, H2D_PAGEABLE, H2D_PINNED, TraceBuilder
 from tests.trace_facts import trace_facts
 
 STEP = 1000
@@ -159,3 +162,39 @@ def test_a_call_of_the_runtime_outside_any_op_is_told_by_the_op_before_it() -> N
     for i in range(5):
         waiting.call(i * STEP + 310, i * STEP + 311, "cudaStreamSynchronize")
     assert "Python between cudaStreamSynchronize and SGD.step" in hotspots(waiting)
+
+
+def silent_loop(silent_us: float, n_bytes: int, *, behind: str, pinned: bool = False) -> TraceFacts:
+    """Steps of 60 ms whose thread is silent behind the fetch, or the copy, of a worker's batch."""
+    built = TraceBuilder()
+    for step in range(8):
+        at = step * 60_000.0
+        built.step(step, at, at + 60_000)
+        built.fetch(at, at + 200)
+        at += 201 + (silent_us if behind == "fetch" else 0)
+        name = H2D_PINNED if pinned else H2D_PAGEABLE
+        built.op(at, at + 9_000, "aten::to")
+        built.copy(at + 1, at + 8_998, at + 2, at + 8_997, name=name, n_bytes=n_bytes)
+        at += 9_000 + (silent_us if behind == "copy" else 10)
+        built.kernel(at, at + 20, step * 60_000.0 + 59_900)
+    return trace_facts(built.trace())
+
+
+@pytest.mark.parametrize("behind", ["fetch", "copy"])
+def test_silence_next_to_pageable_copies_is_freeing_as_far_as_the_bytes_go(behind: str) -> None:
+    found = silent_loop(8_000, 40_000_000, behind=behind)
+    assert found.host.freeing_ms == pytest.approx(8.0, rel=0.05)
+    assert work_between(found)[0] < 1.0
+    shares, plain = found.shares, without_profiler(found)
+    assert (plain.input or 0) > (shares.input or 0) + 0.1
+    assert (plain.copy or 0) < (shares.copy or 0)
+    # More than so many bytes take is the loop's own; so is any of it beside pinned batches.
+    longer = silent_loop(30_000, 40_000_000, behind=behind)
+    assert longer.host.freeing_ms < 0.6 * 30
+    assert work_between(longer)[0] > 10
+    for other in (
+        silent_loop(8_000, 40_000_000, behind=behind, pinned=True),
+        silent_loop(1_500, 40_000_000, behind=behind),
+    ):
+        assert other.host.freeing_ms == 0.0
+    assert work_between(silent_loop(8_000, 500_000, behind=behind))[0] > 7  # of a small batch too

@@ -75,3 +75,24 @@ def test_a_document_is_a_trace_with_its_steps() -> None:
     events = made.document_of(loop_of(n_steps=3))["traceEvents"]
     assert sum(e["name"].startswith("ProfilerStep#") for e in events) == 3
     assert made.truth_of(loop_of(workers=0, make_ms=20.0))["expect_bound"] == ["input"]
+
+
+def test_new_memory_costs_what_ready_batches_spare_and_pinning_too() -> None:
+    loop = loop_of(
+        workers=8, make_ms=2.0, batch_bytes=50_000_000, pinned=False, non_blocking=False,
+        n_kernels=40, kernel_us=10.0,
+    )  # fmt: skip
+    for dropped_by in ("fetch", "copy"):
+        new = replace(loop, map_ms_per_mb=0.06, free_ms_per_mb=0.24, dropped_by=dropped_by)
+        assert ms(new) - ms(loop) == pytest.approx(50 * 0.3, rel=0.1)
+        assert ms(new, "cached") == pytest.approx(ms(loop, "cached"), rel=0.05)
+        pinned = replace(new, pinned=True)
+        assert ms(pinned) == pytest.approx(ms(replace(loop, pinned=True)), rel=0.05)
+
+
+def test_workers_crowd_the_loop_where_they_are_told_to() -> None:
+    loop = loop_of(workers=4, cpus=3.0, make_ms=14.0, n_kernels=200, kernel_us=10.0)
+    crowded = replace(loop, crowding=True)
+    assert ms(crowded) > 1.2 * ms(loop)
+    assert ms(crowded, "cached") == pytest.approx(ms(loop, "cached"), rel=0.05)
+    assert ms(replace(crowded, make_ms=7.0)) < 0.95 * ms(crowded)

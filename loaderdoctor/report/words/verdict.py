@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from loaderdoctor import format as fmt
 from loaderdoctor.estimate import interval
 from loaderdoctor.facts import Facts
+from loaderdoctor.facts.host import batch_memory_ms
 from loaderdoctor.facts.step import MODERATE_SHARE, Bound, VerdictSeverity
 from loaderdoctor.facts.trace import TraceFacts, may_be_crowded
 from loaderdoctor.findings import Finding, Kind
@@ -181,6 +182,8 @@ def uncertain_sentence(bound: Bound, facts: Facts, step_ms: float, why: str | No
             "that takes as long by itself, or workers that crowd the CPUs and slow it down. No "
             "trace tells which: it does not say how many CPUs there are."
         )
+    if trace_alone(facts) and (new := _new_memory(bound, facts, step_ms)) is not None:
+        return new
     measured = facts.ablation.share(bound) if facts.ablation is not None else None
     seems = (
         f"{_SEEMS.get(bound, f'{bound} seems to take')} "
@@ -199,6 +202,29 @@ def uncertain_sentence(bound: Bound, facts: Facts, step_ms: float, why: str | No
     else:
         sentence = f"{TAKES[known[0]]} {fmt.share(known[1])} {whole}; {seems}, {perhaps}."
     return f"{sentence} {why}" if why else sentence
+
+
+def _new_memory(bound: Bound, facts: Facts, step_ms: float) -> str | None:
+    """Of batches that nobody pinned: copying, or memory that is new each time; None: not it."""
+    trace = facts.trace
+    if trace is None or bound not in ("input", "copy"):
+        return None
+    freeing_ms, mapping_ms, most_ms = batch_memory_ms(trace)
+    copy_ms = sum(c.exposed_ms_per_step for c in trace.copies if c.source == "pageable")
+    if not mapping_ms:
+        return None
+    freed = ""
+    if freeing_ms >= MODERATE_SHARE * trace.wall_ms:
+        freed = (
+            f" and {fmt.ms(freeing_ms)} of silence next to it, in which the batch before is likely "
+            "freed"
+        )
+    return (
+        f"Batches that nobody pins seem to take {fmt.share((copy_ms + freeing_ms) / step_ms)} of "
+        f"{fmt.number(step_ms)} ms a step: copying them takes {fmt.ms(copy_ms)}{freed}. Up to "
+        f"{fmt.ms(most_ms)} of the copying is the first read of memory that is new each time, "
+        "the loader's cost as freeing it is: whether that or copying is more, no trace tells."
+    )
 
 
 def no_cause(bound: Bound, facts: Facts) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from loaderdoctor.attribution.combine import facts_of_trace
+from loaderdoctor.attribution.verdict import judge_trace
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts.step import Bound, VerdictSeverity
 from loaderdoctor.facts.trace import ProfilerFacts, TraceFacts
 from loaderdoctor.report.words.summary import verdict_sentence
-from loaderdoctor.report.words.verdict import caveats
-from tests.findings.builders import shares, trace, with_exposed
+from loaderdoctor.report.words.verdict import caveats, uncertain_sentence
+from tests.findings.builders import copy_facts, shares, trace, with_exposed
 from tests.trace_facts import changed
 
 PROFILER = ProfilerFacts(
@@ -91,3 +92,18 @@ def test_only_what_was_tried_or_cannot_help_is_said_not_to_help() -> None:
     sentence = verdict_sentence("host", "high", facts=facts)
     assert "No loader setting is known to help" not in sentence
     assert "not told by a trace alone" in sentence
+
+
+def test_pageable_batches_that_are_freed_leave_open_whether_copying_or_they_cost_more() -> None:
+    pageable = copy_facts(source="pageable", exposed_ms_per_step=3.8, busy_ms_per_step=3.7)
+    seen = trace(shares=shares(copy=0.38, host=0.25), host_exposed_ms=2.5, copies=(pageable,))
+    assert judge_trace(seen) == ("copy", "high")
+    freed = changed(seen, freeing_ms=2.2, all_freeing_ms=4.5)
+    bound, severity = judge_trace(freed)
+    assert (bound, severity) == ("input", "uncertain")
+    sentence = uncertain_sentence(bound, facts_of_trace(freed), 10.0, None)
+    assert "whether that or copying is more, no trace tells" in sentence
+    assert "freed" in sentence
+    # Freed while the device computes, it leaves the copies what they are.
+    hidden = changed(seen, freeing_ms=0.0, all_freeing_ms=2.0)
+    assert judge_trace(hidden) == ("copy", "high")

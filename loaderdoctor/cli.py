@@ -257,7 +257,14 @@ def compare(before: Path, after: Path, fail_on_regression: bool) -> int:
     type=click.IntRange(2, 20),
     default=3,
     show_default=True,
-    help="Runs of each, one after the other.",
+    help="Runs of each, one after the other, at least.",
+)
+@click.option(
+    "--max-turns",
+    type=click.IntRange(2, 40),
+    default=12,
+    show_default=True,
+    help="Runs of each while it is open whether the change gains.",
 )
 @click.option(
     "--seconds", type=Seconds(), default=12, show_default=True, help="Of timing, in each run."
@@ -285,7 +292,7 @@ def compare(before: Path, after: Path, fail_on_regression: bool) -> int:
 )
 @click.argument("target", metavar="RUN|SCRIPT", type=click.Path(path_type=Path))
 @click.argument("words", metavar="[N|ARGS]…", nargs=-1, type=click.UNPROCESSED)
-def prove(n_turns: int, seconds: float, seed: int, **options: Any) -> int:
+def prove(n_turns: int, max_turns: int, seconds: float, seed: int, **options: Any) -> int:
     """Try a run's advice, or a changed SCRIPT, in turns with the script as it is.
 
     RUN [N…]: the changes of these numbers in its report (without one, the first) are written into a
@@ -298,7 +305,7 @@ def prove(n_turns: int, seconds: float, seed: int, **options: Any) -> int:
     from loaderdoctor.commands.advice import ProveOptions, prove
     from loaderdoctor.proving.turns import Turns
 
-    how = Turns(n_turns=n_turns, seconds=seconds, seed=seed)
+    how = Turns(n_turns=n_turns, max_turns=max_turns, seconds=seconds, seed=seed)
     return prove(ProveOptions(how=how, **options))
 
 

@@ -41,6 +41,7 @@ from loaderdoctor.advice.propose_data import (
     not_advised_in_code,
     packed,
     resident,
+    with_fewer_bytes,
 )
 from loaderdoctor.advice.propose_pool import (
     all_cpus,
@@ -86,6 +87,7 @@ _TRIED_BY = {
     CHANGES[Kind.OVERHEAD_BOUND_LOADER].title: "batched",
     CHANGES[Kind.WORKERS_SHARE_A_CORE].title: "worker_cpus",
     CHANGES[Kind.MANY_SMALL_COPIES].title: "packed",
+    CHANGES[Kind.WIDE_DTYPE_COPY].title: "uint8",
     CHANGES[Kind.BATCH_PAGE_FAULTS].title: "reuse_buffers",
 }
 
@@ -102,7 +104,7 @@ def prescribe(facts: Facts, findings: Iterable[Finding]) -> Prescription:
     lines: tuple[CodeAdvice, ...] = ()
     if loader is not None and loader.kind != "foreign" and found:
         case = Case(facts=facts, loader=loader, found={f.kind: f for f in found})
-        ways = routes(facts)
+        ways = with_fewer_bytes(case, routes(facts))
         lines = one_liners(facts)
         code = in_code(case, ways)
         unsafe = (*unsafe, *not_advised_in_code(case))

@@ -7,12 +7,19 @@ from dataclasses import replace
 
 from loaderdoctor import format as fmt
 from loaderdoctor.advice import Candidate, Case, CodeAdvice, NotAdvised
+from loaderdoctor.advice.fit_transforms import scaled_whole
 from loaderdoctor.advice.ideas import CHANGES
-from loaderdoctor.advice.routes import fits_in_memory, random_transforms
-from loaderdoctor.advice.worked import rows
+from loaderdoctor.advice.routes import (
+    NARROWER,
+    batchwise_transforms,
+    fits_in_memory,
+    random_transforms,
+)
+from loaderdoctor.advice.worked import CONVERTING, batchwise, rows
 from loaderdoctor.facts import Facts
 from loaderdoctor.facts.step import HIGH_SHARE, MODERATE_SHARE
 from loaderdoctor.findings import Kind
+from loaderdoctor.findings.capacity import by_ablation
 from loaderdoctor.findings.exposure import has_accelerator, num_workers
 from loaderdoctor.findings.input_parts import (
     least_rest_ms,
@@ -47,6 +54,12 @@ _BY_SAMPLE = (Kind.OVERHEAD_BOUND_LOADER, Kind.COLLATE_BOUND)
 MIN_PACKED = 2  # copies of a batch, or there is nothing to pack
 _BY_ARRAYS = "The dataset is read by its arrays: code of its __getitem__ no longer runs."
 
+# Findings whose cost goes with the bytes of a batch, and the part of it that bytes would save.
+_BY_BYTES = {
+    Kind.WIDE_DTYPE_COPY: 1.0,  # which tells what is saved
+    Kind.PIN_THREAD_BOUND: NARROWER,
+    Kind.BATCH_PAGE_FAULTS: NARROWER,
+}
 _PINNED: dict[str, Value] = {"pin_memory": True, "non_blocking": True}
 _ONE_MORE_BATCH = "Keeps one more batch in device memory."
 
@@ -259,6 +272,37 @@ def _one_by_one(case: Case, kind: Kind) -> bool:
     return finding.evidence.get("sample_us") is not None
 
 
+def with_fewer_bytes(case: Case, ways: Iterable[CodeAdvice]) -> tuple[CodeAdvice, ...]:
+    """The routes, and bytes that become floats on the device among them where copies cost as well.
+
+    Pictures only, of a dataset whose last transforms make floats of them: what the trial does too.
+    """
+    facts, loader, found, kept = case.facts, case.loader, case.found, tuple(ways)
+    last, step_ms = batchwise_transforms(facts), facts.step_ms
+    costly = [kind for kind in _BY_BYTES if kind in found]
+    if not costly or step_ms is None or not has_accelerator(facts):
+        return kept
+    if not CONVERTING & set(last) or loader.kind != "map" or loader.shapes_vary:
+        return kept
+    saved_ms = step_ms * sum(_BY_BYTES[kind] * (found[kind].share or 0.0) for kind in costly)
+    own = next((way for way in kept if way.axis == "uint8"), None)
+    change = CHANGES[Kind.WIDE_DTYPE_COPY]
+    bound_ms = step_ms - (least_without_ms(facts, saved_ms, "copy") or 0.0)
+    bound_ms = min(step_ms, bound_ms + ((own.bound_ms or 0.0) if own is not None else 0.0))
+    wide = CodeAdvice(
+        kind=Kind.WIDE_DTYPE_COPY,
+        title=change.title,
+        idea=batchwise(loader, last),
+        code=scaled_whole(facts, last),
+        bound_ms=bound_ms,
+        predicted_from="ablation" if by_ablation(facts) else "trace",
+        axis="uint8",
+        evidence=f"At most {fmt.ms(bound_ms)} of the step's {fmt.ms(step_ms)}: a quarter of the "
+        "bytes is collated, handed over and copied.",
+    )
+    return (wide, *(way for way in kept if way is not own))
+
+
 def in_code(case: Case, ways: Iterable[CodeAdvice]) -> list[Candidate]:
     """The routes that an axis can try: samples kept in memory, batches scaled as a whole."""
     step_ms = case.facts.step_ms
@@ -266,9 +310,10 @@ def in_code(case: Case, ways: Iterable[CodeAdvice]) -> list[Candidate]:
         return []
     made = []
     for way in ways:
-        slices = "batched" in way.axes
+        slices, narrow = "batched" in way.axes, "uint8" in way.axes
         # Where no finding names the cause, making batches costs the step all the same.
-        kinds = [kind for kind in (*MAKING, *(_BY_SAMPLE if slices else ())) if kind in case.found]
+        answered = (*MAKING, *(_BY_SAMPLE if slices else ()), *(_BY_BYTES if narrow else ()))
+        kinds = [kind for kind in answered if kind in case.found]
         if not way.axes or way.bound_ms is None:
             continue
         if "cache" in way.axes and why_not_cached(case.facts, case.loader) is not None:
@@ -280,7 +325,9 @@ def in_code(case: Case, ways: Iterable[CodeAdvice]) -> list[Candidate]:
                 **({"num_workers": 0} if slices else {}),
             },
             predicted_ms=max(
-                least_rest_ms(case.facts) or 0.0, step_ms * pace_kept(case.facts) - way.bound_ms
+                # Where copies cost, its bound is beyond the loader's part.
+                0.0 if way.kind is Kind.WIDE_DTYPE_COPY else least_rest_ms(case.facts) or 0.0,
+                step_ms * pace_kept(case.facts) - way.bound_ms,
             ),
             how=f"the step less the {fmt.ms(way.bound_ms)} that this part of a batch costs it",
             caution=way.caution,

@@ -26,7 +26,7 @@ from loaderdoctor.instrument.wire.channel import (
     CheckedSamples,
     samples_file,
 )
-from loaderdoctor.proving import Proof, agree, kept, proof
+from loaderdoctor.proving import Proof, agree, decided, kept, looks, proof, ratio
 from loaderdoctor.proving.samples import Samples, digests_in, input_difference, samples
 
 # Nothing that a script needs to run, and often large.
@@ -209,32 +209,44 @@ class Side:
 class Turns:
     """How often and how long."""
 
-    n_turns: int = 3
+    n_turns: int = 3  # at least
+    max_turns: int = 12  # where fewer leave it open whether the change gains anything
     seconds: float = 12.0  # of timing in each run, behind the checked steps
     seed: int = 0
 
 
 def in_turns(original: Side, changed: Side, how: Turns, *, started: Callable[[str], None]) -> Proof:
-    """Run both `how.n_turns` times, in alternating order, and judge; `started` is told of each run.
+    """Run both in alternating order until that decides, and judge; `started` is told of each run.
+
+    They take `how.n_turns` turns, and more up to `how.max_turns` while the ratio is neither told
+    from 1 nor known to be about that (`judge.looks` says after which it is looked at).
 
     Raises RunError where a run fails, ends before it trained enough steps, or takes too long.
     """
     with tempfile.TemporaryDirectory(prefix="loaderdoctor-prove-") as folder:
         turns: list[tuple[CheckedRun, CheckedRun]] = []
         first: dict[str, Path] = {}
-        for i in range(how.n_turns):
+        after = looks(how.n_turns, how.max_turns)
+        for i in range(after[-1]):
+            if i in after:
+                speed_up = ratio(turns, n_looks=len(after))
+                if speed_up is None or decided(speed_up):
+                    break
+                between = f"{speed_up.low:.2f} to {speed_up.high:.2f}"
+                started(f"{i} turns leave it open ({between} times as fast): more of them")
+            of = next(n for n in after if n > i)
             sides = (original, changed) if i % 2 == 0 else (changed, original)
             done: dict[str, CheckedRun] = {}
             for side in sides:
                 out = Path(folder, f"{side.name}{i}")
                 out.mkdir()
-                started(f"turn {i + 1} of {how.n_turns}: {side.name}")
+                started(f"turn {i + 1} of {of}: {side.name}")
                 done[side.name] = _run(side, out, how)
                 first.setdefault(side.name, out)
             turns.append((done["original"], done["changed"]))
         fixed = _with_fixed_draws(original, changed, Path(folder), how, turns[0], started)
         difference = input_difference(first["original"], first["changed"])
-        found = proof(turns, fixed=fixed, max_input_difference=difference)
+        found = proof(turns, n_looks=len(after), fixed=fixed, max_input_difference=difference)
         if found is not None and found.other_batches and difference is None:
             seen = _samples(original, changed, Path(folder), how, started)
             found = replace(found, samples=seen)

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from loaderdoctor.advice import CodeAdvice
+from loaderdoctor.advice import Candidate, CodeAdvice
 from loaderdoctor.advice.prescription import prescribe
 from loaderdoctor.advice.routes import routes
 from loaderdoctor.facts import Facts
+from loaderdoctor.findings import Finding, Kind, Severity
 from loaderdoctor.findings.rules import find
 from loaderdoctor.instrument.wire.records import TensorRecord
 from loaderdoctor.settings import Settings
@@ -41,7 +42,8 @@ def test_digits_through_pil_are_sliced_cached_or_normalised_as_a_batch() -> None
     copied_ms = (64 * 784 * 4 + 512) / 100e6  # at the least: the batch is copied in the loop then
     assert slices.bound_ms == pytest.approx(7.0 * MOST - copied_ms)
     assert cache.bound_ms == pytest.approx(6.4 * MOST)
-    assert batchwise.bound_ms == pytest.approx(64 * 0.07 * MOST)
+    collated_ms = 0.75 * 0.6  # a quarter of the bytes
+    assert batchwise.bound_ms == pytest.approx((64 * 0.07 + collated_ms) * MOST)
     assert "(44.9 MiB) is an array of all images; a sample takes 0.10 ms" in str(slices.evidence)
     assert "180 MiB of 64.0 GiB available" in str(cache.evidence)
     assert "ToTensor 0.050 ms, Normalize 0.020 ms a sample: 64 % of a batch" in str(
@@ -67,7 +69,8 @@ def test_a_pool_that_is_a_little_short_needs_only_a_little_less_work() -> None:
         n_workers=2,
         workers_={"batch_ms": 20.0, "fetch_ms": 19.0, "transforms": (("ToTensor", 0.1),)},
     )
-    assert one(facts, "for the whole batch").bound_ms == pytest.approx(64 * 0.1 / 2 * MOST)
+    part_ms = 64 * 0.1 + 0.75 * 1.0  # of its 20, the batch collated as bytes
+    assert one(facts, "for the whole batch").bound_ms == pytest.approx(part_ms / 2 * MOST)
 
 
 def test_random_transforms_keep_their_place_behind_the_cache() -> None:
@@ -133,6 +136,27 @@ def test_an_accelerator_can_take_the_transforms() -> None:
     assert device.axis is None
     assert device.bound_ms == pytest.approx(64 * 0.07 * MOST)
     assert not any("H100" in t for t in titles(starved()))
+
+
+@pytest.mark.parametrize("kind", [Kind.WIDE_DTYPE_COPY, Kind.PIN_THREAD_BOUND])
+def test_bytes_are_tried_where_floats_are_what_copying_costs(kind: Kind) -> None:
+    """A pool that keeps up: no route about making batches says it."""
+    facts = starved(machine_=machine(), n_workers=8, workers_={"batch_ms": 8.0, "fetch_ms": 7.0})
+    finding = Finding(kind=kind, severity=Severity.HIGH, share=0.4, loader="loader:1", summary="")
+
+    def tried(seen: Facts) -> list[Candidate]:
+        return [c for c in prescribe(seen, [finding]).candidates if c.settings.uint8]
+
+    (one,) = tried(facts)
+    assert kind in one.kinds and one.in_code and one.live
+    most = 4.0 if kind is Kind.WIDE_DTYPE_COPY else 3.0  # of 10; it tells what is saved
+    assert one.predicted_step_ms is not None
+    assert one.predicted_step_ms <= 10.0 - most
+    (way,) = [w for w in prescribe(facts, [finding]).routes if w.axis == "uint8"]
+    assert "div_(255)" in way.idea and way.kind is Kind.WIDE_DTYPE_COPY
+    assert not tried(starved(n_workers=8, trace=None))  # no accelerator: nothing is copied
+    features = {"transforms": (("Resize", 0.1),)}
+    assert not tried(starved(machine_=machine(), n_workers=8, workers_=features))
 
 
 def test_a_folder_of_images_is_tried_with_its_files_decoded_on_the_device() -> None:

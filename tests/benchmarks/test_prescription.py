@@ -56,7 +56,7 @@ def row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[s
         monkeypatch.setattr(prescription, "_ours", answer)
         (tmp_path / "scripts").mkdir(exist_ok=True)
         case = prescription.Case(name="a", folder=tmp_path / "scripts", words=("a.py",))
-        args = argparse.Namespace(runs=None, budget=20.0, turns=3, seconds=2.0)
+        args = argparse.Namespace(runs=None, budget=20.0, turns=3, max_turns=3, seconds=2.0)
         share = prescription.Share(cpus=(0,), gpu=None)
         found: dict[str, Any] = prescription.row_of(case, args, share)
         return found

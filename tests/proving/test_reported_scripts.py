@@ -98,7 +98,8 @@ def test_a_reported_change_is_proven_as_the_script_was_started(name: str, tmp_pa
     run = tmp_path / "run"
     run.mkdir()
     (run / "report.json").write_bytes(encode_report(reported(how, script, cwd)))
-    words = ["prove", "--turns", "2", "--seconds", "1.5", "--json", str(tmp_path / "p.json")]
+    short = ["--turns", "2", "--max-turns", "2", "--seconds", "1.5"]
+    words = ["prove", *short, "--json", str(tmp_path / "p.json")]
     done = subprocess.run(
         [sys.executable, "-m", "loaderdoctor", *words, str(run)],
         cwd=tmp_path,

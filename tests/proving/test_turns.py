@@ -38,9 +38,10 @@ if __name__ == "__main__":
 
 
 def prove(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-m", "loaderdoctor", "prove", "--turns", "2", "--seconds", "2"]
+    words = [sys.executable, "-m", "loaderdoctor", "prove"]
+    how = ["--turns", "2", "--max-turns", "2", "--seconds", "2"]
     return subprocess.run(
-        [*words, *options], cwd=folder, capture_output=True, text=True, timeout=200
+        [*words, *how, *options], cwd=folder, capture_output=True, text=True, timeout=200
     )
 
 

@@ -13,6 +13,7 @@ import os
 import platform
 import random
 import sys
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from time import perf_counter_ns
@@ -50,6 +51,9 @@ MAX_KEPT_BYTES = 64 * 2**20
 CHECKING_S = 20.0
 MIN_CHECKED = 5
 MIN_TIMED = 10
+# Steps are timed from one epoch's beginning to a later one's where that leaves so much of them: of
+# epochs of a second, starting workers for 0.3 s, one turn would else hold two and the next three.
+MIN_EPOCHS_PART = 1 / 3
 
 
 class _Recorder:
@@ -62,6 +66,9 @@ class _Recorder:
         self._losses: list[Any] = []
         self._step_ns: list[int] = []
         self._first_ns: int | None = None
+        self._began: int | None = None  # the loader of the last pass that no step followed yet
+        # Passes that steps were made of: their loader, and how many steps had been timed before.
+        self._passes: list[tuple[int, int]] = []
         self._checking = True
         self._handle: Any = None
         self._replaced: list[tuple[Any, str, Any, Any]] = []  # owner, name, original, ours
@@ -84,7 +91,8 @@ class _Recorder:
             )
         elif self._config.fixed_draws:
             self._fixed = FixedDraws(self._config.seed)
-        fixed = self._fixed.hooks() if self._fixed is not None else {}
+        own = {"torch.utils.data.dataloader": self._hook_passes}
+        fixed = self._fixed.hooks() if self._fixed is not None else own
         ImportWatch(
             {
                 **fixed,
@@ -141,6 +149,16 @@ class _Recorder:
             kept = [x.detach().cpu().double().numpy() for x in tensors]
             np.savez(inputs_file(self._out, len(self._steps)), *kept)
 
+    def _hook_passes(self, module: ModuleType) -> None:
+        original = module.DataLoader.__iter__
+
+        def __iter__(loader: Any) -> Any:  # noqa: N807
+            if os.getpid() == self._pid:
+                self._began = id(loader)
+            return original(loader)
+
+        module.DataLoader.__iter__ = __iter__
+
     def _hook_backward(self, autograd: ModuleType) -> None:
         original = autograd.backward
 
@@ -186,7 +204,10 @@ class _Recorder:
                 self._checking = False
                 self._put_back()
         if not self._checking:
+            if self._began is not None:  # validation's passes are followed by training's
+                self._passes.append((self._began, len(self._step_ns)))
             self._step_ns.append(now_ns)
+        self._began = None
         if not self._checking and self._timed_enough(now_ns):
             self._stop()
 
@@ -203,12 +224,13 @@ class _Recorder:
         return self._config.seconds == 0.0 or len(self._timed()) > MIN_TIMED
 
     def _timed(self) -> tuple[int, ...]:
-        """The ends of steps behind the warm-up, a part of what came after the checked ones."""
+        """The ends of steps behind the warm-up, of whole epochs where these are short."""
         if not self._step_ns:
             return ()
         first_ns, last_ns = self._step_ns[0], self._step_ns[-1]
         from_ns = first_ns + WARM_UP_PART * (last_ns - first_ns)
-        return tuple(ns for ns in self._step_ns if ns >= from_ns)
+        ends = self._step_ns[bisect_left(self._step_ns, from_ns) :]
+        return tuple(_whole_epochs(ends, self._passes, first=len(self._step_ns) - len(ends)))
 
     def finish(self, *, stopped: bool) -> None:
         if self.over or os.getpid() != self._pid:
@@ -242,6 +264,17 @@ class _Recorder:
 
         if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()
+
+
+def _whole_epochs(ends: list[int], passes: list[tuple[int, int]], *, first: int) -> list[int]:
+    """`ends` (steps from `first` on) cut to the epochs of one loader; as they are, of long ones."""
+    within = [(loader, n - 1 - first) for loader, n in passes if n > first]
+    begins = [at for loader, at in within if loader == within[0][0]]
+    if len(begins) < 2:
+        return ends
+    cut = ends[begins[0] : begins[-1] + 1]
+    whole = cut[-1] - cut[0] >= MIN_EPOCHS_PART * (ends[-1] - ends[0])
+    return cut if whole and len(cut) > MIN_TIMED else ends
 
 
 def _tensors(value: Any) -> Iterator[Any]:

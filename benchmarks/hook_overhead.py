@@ -25,8 +25,8 @@ from pathlib import Path
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from loaderdoctor.instrument.session import Session
 from loaderdoctor.instrument.session.hooks import Hooks
-from loaderdoctor.instrument.session.session import Session
 from loaderdoctor.instrument.wire.protocol import FromRun, Measure, Stop, WindowRequest
 
 BLOCK_STEPS = 20

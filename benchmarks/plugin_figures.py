@@ -29,8 +29,8 @@ from torch_tb_profiler.profiler.data import RunProfileData
 from torch_tb_profiler.profiler.event_parser import ProfileRole
 from torch_tb_profiler.profiler.run_generator import RunGenerator
 
+from loaderdoctor.attribution import attribute, facts_of
 from loaderdoctor.attribution.pictures import tracks
-from loaderdoctor.attribution.trace_facts import attribute, facts_of
 from loaderdoctor.report.traces import Overlay
 from loaderdoctor.report.traces.tensorboard import write_plugin_trace
 from loaderdoctor.trace import read_trace

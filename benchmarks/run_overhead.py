@@ -34,10 +34,10 @@ import psutil
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+from loaderdoctor.instrument.recording import Recorder
 from loaderdoctor.instrument.recording.loop_tuner import LoopTuner
-from loaderdoctor.instrument.recording.recorder import Recorder
+from loaderdoctor.instrument.session import Session
 from loaderdoctor.instrument.session.hooks import Hooks
-from loaderdoctor.instrument.session.session import Session
 from loaderdoctor.instrument.wire.channel import ToChild
 from loaderdoctor.instrument.wire.protocol import Beat, FromRun, Observed
 from loaderdoctor.settings import Settings

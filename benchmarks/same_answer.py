@@ -40,9 +40,9 @@ from loaderdoctor.instrument.wire.records import Environment, LoaderRecord
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.grid import default_trials
 from loaderdoctor.sweep.run import Sweep
+from loaderdoctor.tryout import Options
 from loaderdoctor.tryout.measuring import Equipment
 from loaderdoctor.tryout.ranking import needed_changes
-from loaderdoctor.tryout.trials import Options
 
 CPUS = 4.0
 STEPS_PER_EPOCH = 900

@@ -26,14 +26,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from loaderdoctor.commands.run.monitor import hooked, monitor
+from loaderdoctor.diagnosis import Diagnosis
 from loaderdoctor.diagnosis.budget import DiagnosisOptions, follow_seconds
-from loaderdoctor.diagnosis.run import Diagnosis
 from loaderdoctor.errors import LoaderdoctorError, RunError, UsageError
 from loaderdoctor.instrument.command.launched_run import TrainingBeganError
 from loaderdoctor.instrument.command.script_run import InProcessRun, LocalLink
+from loaderdoctor.instrument.session import Session
 from loaderdoctor.instrument.session.hooks import Hooks
-from loaderdoctor.instrument.session.session import Session
-from loaderdoctor.instrument.system.interpreter import user_site
+from loaderdoctor.instrument.system import user_site
 from loaderdoctor.instrument.wire.protocol import ProfilerSchedule
 from loaderdoctor.report import RunFolder
 from loaderdoctor.report.console import console_text

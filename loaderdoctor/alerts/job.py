@@ -21,7 +21,7 @@ from loaderdoctor.units import NS_PER_MS, NS_PER_S
 BEHIND_SHARE: Final = 0.10
 BEHIND_BEATS: Final = 5
 # Steps whose copies tell what those of a beat held up: as many are seen before they are seen half
-# as often (`recorder.COPIES_LOOKS`).
+# as often (`recording.COPIES_LOOKS`).
 N_COPIED: Final = 4
 
 

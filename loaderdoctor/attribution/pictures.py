@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from loaderdoctor.attribution.trace_facts import Attributed, facts_of
+from loaderdoctor.attribution import Attributed, facts_of
 from loaderdoctor.attribution.worker_batches import of_step, selections
 from loaderdoctor.facts.step import BatchCopy, SampleTimes, Tracks, WaitSeries
 from loaderdoctor.instrument.wire.protocol import Observed, WindowDone

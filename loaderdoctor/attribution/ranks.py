@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from loaderdoctor.attribution.trace_facts import Attributed, facts_of
+from loaderdoctor.attribution import Attributed, facts_of
 from loaderdoctor.attribution.trace_rows import Rows
 from loaderdoctor.facts import RankFacts
 from loaderdoctor.facts.step import Shares

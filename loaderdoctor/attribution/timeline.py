@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from loaderdoctor.attribution.trace_facts import Attributed
+from loaderdoctor.attribution import Attributed
 from loaderdoctor.attribution.trace_rows import Mask, Rows
 from loaderdoctor.errors import TraceError
 from loaderdoctor.facts.step import Doing, StepTimeline, Strip, TimelineRow

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Final, Literal
 
 from loaderdoctor.advice.trace_advice import trace_advice
+from loaderdoctor.attribution import Attributed, attribute, facts_of
 from loaderdoctor.attribution.combine import facts_of_trace
 from loaderdoctor.attribution.cpu import shared_gpu_note
 from loaderdoctor.attribution.ranks import compare, slowest, without_peer_wait
-from loaderdoctor.attribution.trace_facts import Attributed, attribute, facts_of
 from loaderdoctor.attribution.verdict import judge_trace
 from loaderdoctor.commands.job_traces import (
     KEPT_BYTES,

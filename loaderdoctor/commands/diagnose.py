@@ -17,8 +17,8 @@ from pathlib import Path
 from msgspec import structs
 
 from loaderdoctor import format as fmt
+from loaderdoctor.attribution import Attributed, attribute, facts_of
 from loaderdoctor.attribution.loop_stacks import loop_line_facts
-from loaderdoctor.attribution.trace_facts import Attributed, attribute, facts_of
 from loaderdoctor.commands.launch import (
     Launch,
     follow,
@@ -36,9 +36,9 @@ from loaderdoctor.commands.output import (
     exit_code,
     share_rules,
 )
+from loaderdoctor.diagnosis import Diagnosis
 from loaderdoctor.diagnosis.budget import DiagnosisOptions, follow_seconds
 from loaderdoctor.diagnosis.gather import NAME as SNAPSHOT
-from loaderdoctor.diagnosis.run import Diagnosis
 from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.command.endings import built_only
 from loaderdoctor.instrument.command.launch_config import LaunchOptions, Target

@@ -23,8 +23,8 @@ from typing import Any, Literal, Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from loaderdoctor.attribution import attribute
 from loaderdoctor.attribution.ranks import RankTrace, rank_trace
-from loaderdoctor.attribution.trace_facts import attribute
 from loaderdoctor.cluster import RefusedError
 from loaderdoctor.cluster.ray_cluster import RayCluster
 from loaderdoctor.errors import LoaderdoctorError, RunError, TraceError, UsageError

@@ -16,10 +16,9 @@ from pathlib import Path
 
 import msgspec
 
-from loaderdoctor.instrument.command import rank_connection
+from loaderdoctor.instrument.command import POLITE_S, MeasuringProcess, rank_connection
 from loaderdoctor.instrument.command.launch_config import LaunchOptions, Target
 from loaderdoctor.instrument.command.launched_run import start_measuring
-from loaderdoctor.instrument.command.measuring_process import POLITE_S, MeasuringProcess
 from loaderdoctor.instrument.command.rank_group import RankGroup, start_ranks
 from loaderdoctor.instrument.command.script_run import ScriptRun
 from loaderdoctor.instrument.session.script_process import place

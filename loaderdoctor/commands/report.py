@@ -21,8 +21,8 @@ from loaderdoctor.advice.writing import written
 from loaderdoctor.commands.output import STDOUT, check_json_target, deliver, exit_code, share_rules
 from loaderdoctor.commands.run import ListenOptions, unjudged
 from loaderdoctor.commands.run.run_files import RECORDED, Loop, Recorded, read_recorded
+from loaderdoctor.diagnosis import Diagnosis
 from loaderdoctor.diagnosis.budget import DiagnosisOptions
-from loaderdoctor.diagnosis.run import Diagnosis
 from loaderdoctor.errors import RunError, UsageError
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts import Facts

@@ -10,14 +10,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from loaderdoctor.attribution import Attributed
 from loaderdoctor.attribution.pictures import sample_times, tracks, waits_of_trace, waits_of_windows
 from loaderdoctor.attribution.step import usable
 from loaderdoctor.attribution.timeline import step_timelines, timelines_of_window
-from loaderdoctor.attribution.trace_facts import Attributed
 from loaderdoctor.commands.output import progress
+from loaderdoctor.diagnosis import Diagnosis
 from loaderdoctor.diagnosis.analysis import Analysis
 from loaderdoctor.diagnosis.gather import Advised
-from loaderdoctor.diagnosis.run import Diagnosis
 from loaderdoctor.errors import RunError, UsageError
 from loaderdoctor.facts.step import SampleTimes, StepTimeline
 from loaderdoctor.instrument.wire.protocol import Observed, WindowDone

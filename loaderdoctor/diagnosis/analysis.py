@@ -15,6 +15,7 @@ import msgspec
 
 from loaderdoctor.advice import Prescription
 from loaderdoctor.advice.prescription import prescribe
+from loaderdoctor.attribution import Attributed, attribute, facts_of
 from loaderdoctor.attribution.ablation import Round
 from loaderdoctor.attribution.combine import facts_of_run
 from loaderdoctor.attribution.gpu import gpu_limit_facts
@@ -29,7 +30,6 @@ from loaderdoctor.attribution.ranks import (
 )
 from loaderdoctor.attribution.run_facts import wall_facts, with_readers, worker_memory_facts
 from loaderdoctor.attribution.step import step_facts, usable
-from loaderdoctor.attribution.trace_facts import Attributed, attribute, facts_of
 from loaderdoctor.attribution.verdict import judge_run
 from loaderdoctor.attribution.worker_batches import shard_facts
 from loaderdoctor.attribution.workers import other_worker_facts, worker_facts

@@ -21,10 +21,10 @@ from random import Random
 
 import msgspec
 
+from loaderdoctor.attribution import attribute
 from loaderdoctor.attribution.cpu import cpu_facts
 from loaderdoctor.attribution.step import usable, window_times
 from loaderdoctor.attribution.timeline import timelines_of_window
-from loaderdoctor.attribution.trace_facts import attribute
 from loaderdoctor.attribution.verdict import MIN_STEPS
 from loaderdoctor.diagnosis.verify import Verification
 from loaderdoctor.errors import LoaderdoctorError, RunError

@@ -19,6 +19,7 @@ from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts import Facts, own_settings
 from loaderdoctor.facts.loop import LoopTrials, PoolTrial, ThreadTrial
 from loaderdoctor.settings import Settings
+from loaderdoctor.tryout import Options, Trial
 from loaderdoctor.tryout.ablating import LoopEvidence
 from loaderdoctor.tryout.comparing import (
     WORTH_DECIDING,
@@ -32,7 +33,6 @@ from loaderdoctor.tryout.competition import Competition
 from loaderdoctor.tryout.measuring import Equipment, OverError
 from loaderdoctor.tryout.ranking import SIMPLER_SHARE, simplest
 from loaderdoctor.tryout.rounds import Driver, Loop
-from loaderdoctor.tryout.trials import Options, Trial
 from loaderdoctor.tryout.windows import MIN_STEPS
 
 # A trial that is this close to the rest of the step has nothing left to gain: the noise of a

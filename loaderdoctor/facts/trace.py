@@ -219,7 +219,7 @@ class TraceFacts:
 
 # What is known of the accelerator's use: each device, busy time and its idle gaps, ranges.
 #
-# Made by `attribution`'s `gpu`, `busy` and `user_ranges`, which hold the definitions.
+# Made by `attribution`'s `gpu`, `busy` and `user_code`, which hold the definitions.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

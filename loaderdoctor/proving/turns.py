@@ -18,7 +18,7 @@ import msgspec
 
 from loaderdoctor import format as fmt
 from loaderdoctor.errors import RunError, UsageError
-from loaderdoctor.instrument.command.measuring_process import POLITE_S, MeasuringProcess
+from loaderdoctor.instrument.command import POLITE_S, MeasuringProcess
 from loaderdoctor.instrument.wire.channel import (
     CHECKED_VARIABLE,
     CheckedConfig,

@@ -10,12 +10,12 @@ from typing import Protocol
 
 import msgspec
 
+from loaderdoctor.attribution import attribute, facts_of
 from loaderdoctor.attribution.combine import best_shares, facts_of_run
 from loaderdoctor.attribution.gpu import tensor_core_share
 from loaderdoctor.attribution.run_facts import wall_facts, worker_memory_facts
 from loaderdoctor.attribution.step import step_facts, usable
 from loaderdoctor.attribution.timeline import timelines_of_window
-from loaderdoctor.attribution.trace_facts import attribute, facts_of
 from loaderdoctor.attribution.workers import worker_facts
 from loaderdoctor.errors import LoaderdoctorError
 from loaderdoctor.facts import Facts
@@ -37,9 +37,9 @@ from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.timings_file import SavedGroup
 from loaderdoctor.trace import read_trace
 from loaderdoctor.trace.columns import Trace, calibrate
+from loaderdoctor.tryout import Outcome, Trial
 from loaderdoctor.tryout.ablating import Ablation, LoopEvidence
 from loaderdoctor.tryout.ranking import Ranking
-from loaderdoctor.tryout.trials import Outcome, Trial
 from loaderdoctor.tryout.windows import MIN_ROUNDS, WINDOWS_PER_BUDGET, sizes
 
 # Three rounds of three windows, each with as much again for drop and warm-up.

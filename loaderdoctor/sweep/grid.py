@@ -18,7 +18,7 @@ from loaderdoctor.instrument.command.launch_config import Target as Script
 from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.recipes import Options
 from loaderdoctor.settings import AXES, AXES_BY_NAME, Settings, Value, whole_number
-from loaderdoctor.tryout.trials import Trial
+from loaderdoctor.tryout import Trial
 
 Grid = Mapping[str, tuple[Value, ...]]
 

@@ -14,9 +14,9 @@ from loaderdoctor.cluster import Hardware, Kinds
 from loaderdoctor.facts import own_settings
 from loaderdoctor.instrument.wire.protocol import Note, Observed
 from loaderdoctor.sweep.timings_file import Description, SavedGroup, check_same
+from loaderdoctor.tryout import Measurement, Outcome, Part, Trial
 from loaderdoctor.tryout.ablating import LoopEvidence
 from loaderdoctor.tryout.ranking import Ranking, rank
-from loaderdoctor.tryout.trials import Measurement, Outcome, Part, Trial
 
 # A group costs a start of the script and a baseline: with one trial they are most of it.
 MIN_TRIALS = 2

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from loaderdoctor import format as fmt
-from loaderdoctor.tryout.trials import PhaseName, Progress, Trial
+from loaderdoctor.tryout import PhaseName, Progress, Trial
 
 PHASES: dict[PhaseName, str] = {
     "plain": "the loop as it is",

@@ -20,11 +20,11 @@ from loaderdoctor.report.model import Best, ReportWarning
 from loaderdoctor.report.model import Trial as TrialRow
 from loaderdoctor.report.words.first_screen import SLOW_START
 from loaderdoctor.settings import Settings
+from loaderdoctor.tryout import ALLOWANCE_SHARE, Measurement, Outcome
 from loaderdoctor.tryout.ablating import memory_anew, waited_more_ms
 from loaderdoctor.tryout.ranking import Ranking
 from loaderdoctor.tryout.recommending import trial_row
 from loaderdoctor.tryout.results import Result
-from loaderdoctor.tryout.trials import ALLOWANCE_SHARE, Measurement, Outcome
 
 # A baseline that changed by more than this from the first to the last round is told: it is
 # several times the noise of window means (about 2 %), and pairing by round removes only its mean.

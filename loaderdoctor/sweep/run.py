@@ -14,11 +14,19 @@ from types import MappingProxyType
 from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.settings import Settings
-from loaderdoctor.tryout import choosing, confirming, elimination, windows
+from loaderdoctor.tryout import (
+    Ablate,
+    Options,
+    Outcome,
+    Trial,
+    choosing,
+    confirming,
+    elimination,
+    windows,
+)
 from loaderdoctor.tryout.measuring import Equipment, OverError
 from loaderdoctor.tryout.ranking import Ranking
 from loaderdoctor.tryout.rounds import Driver, Loop
-from loaderdoctor.tryout.trials import Ablate, Options, Outcome, Trial
 
 
 class Sweep:

@@ -41,7 +41,7 @@ from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.instrument.wire.window_records import FetchRecord
 from loaderdoctor.report import write_bytes
 from loaderdoctor.settings import Value
-from loaderdoctor.tryout.trials import Measurement, Part, Phase, Trial
+from loaderdoctor.tryout import Measurement, Part, Phase, Trial
 
 NAME = "samples.npz"
 SCHEMA = 1

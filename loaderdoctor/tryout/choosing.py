@@ -12,9 +12,8 @@ from __future__ import annotations
 import math
 
 from loaderdoctor.facts import n_changes
-from loaderdoctor.tryout import elimination, windows
+from loaderdoctor.tryout import Trial, elimination, windows
 from loaderdoctor.tryout.rounds import Done, Known, Round, Window
-from loaderdoctor.tryout.trials import Trial
 from loaderdoctor.tryout.windows import MIN_ROUNDS, Plan
 
 # A calibration window: long enough to rank by in a pinch, short enough for 40 trials in 120 s.

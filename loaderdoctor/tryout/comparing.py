@@ -16,7 +16,7 @@ from loaderdoctor.attribution.step import window_times
 from loaderdoctor.estimate import NORMAL95, ByRound, Estimate, Noise, Sample
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.settings import Settings
-from loaderdoctor.tryout.trials import Measurement, Phase, Trial
+from loaderdoctor.tryout import Measurement, Phase, Trial
 from loaderdoctor.tryout.windows import MIN_ROUNDS
 from loaderdoctor.units import NS_PER_MS
 

@@ -10,10 +10,9 @@ it by more than simplicity is worth, the next simplest takes its place (`ranking
 from __future__ import annotations
 
 from loaderdoctor.estimate import MIN_GAIN_SHARE
-from loaderdoctor.tryout import elimination, windows
+from loaderdoctor.tryout import Trial, elimination, windows
 from loaderdoctor.tryout.ranking import MIN_PAIRS, Ranking
 from loaderdoctor.tryout.rounds import Done, Known, Round, Window
-from loaderdoctor.tryout.trials import Trial
 from loaderdoctor.tryout.windows import MIN_STEPS, WINDOW_S, Plan
 
 MAX_PAIRS = 12  # of a search, and of a preset

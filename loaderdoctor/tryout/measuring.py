@@ -25,8 +25,7 @@ from loaderdoctor.instrument.wire.protocol import (
     WindowDone,
     WindowRequest,
 )
-from loaderdoctor.tryout import windows
-from loaderdoctor.tryout.trials import (
+from loaderdoctor.tryout import (
     Measurement,
     Options,
     Outcome,
@@ -34,6 +33,7 @@ from loaderdoctor.tryout.trials import (
     Progress,
     Trial,
     epoch_steps,
+    windows,
 )
 from loaderdoctor.tryout.windows import SHORT_EPOCH, Cost
 

@@ -28,6 +28,7 @@ from statistics import fmean, median
 from loaderdoctor.estimate import MIN_GAIN_SHARE, ByRound, Estimate, Noise
 from loaderdoctor.facts import meaning
 from loaderdoctor.settings import AXES_BY_NAME, Settings
+from loaderdoctor.tryout import Measurement, Trial
 from loaderdoctor.tryout.comparing import (
     ONE_MACHINE,
     BaselineRatio,
@@ -43,7 +44,6 @@ from loaderdoctor.tryout.results import (
     size_factor,
     wall_samples,
 )
-from loaderdoctor.tryout.trials import Measurement, Trial
 
 # What is that much slower than the fastest, beyond what noise explains, is as good where it is
 # simpler. Of 20 simulated sweeps of four loops whose windows vary by 2 %, 20 agreed with others of

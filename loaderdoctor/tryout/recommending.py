@@ -11,7 +11,7 @@ from loaderdoctor.advice.writing import trains_by_code
 from loaderdoctor.estimate import Estimate, interval
 from loaderdoctor.report import model
 from loaderdoctor.settings import Settings, Value
-from loaderdoctor.tryout.trials import Resources
+from loaderdoctor.tryout import Resources
 
 
 def trial_row(

@@ -9,8 +9,8 @@ from typing import Literal
 
 from loaderdoctor.estimate import ByRound, Estimate, Noise, Sample
 from loaderdoctor.settings import Settings
+from loaderdoctor.tryout import Measurement, Resources, Trial
 from loaderdoctor.tryout.comparing import ONE_MACHINE, BaselineRatio
-from loaderdoctor.tryout.trials import Measurement, Resources, Trial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from loaderdoctor.facts import own_settings
 from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.settings import Settings
-from loaderdoctor.tryout import windows
+from loaderdoctor.tryout import Options, Outcome, Phase, PhaseName, Progress, Trial, windows
 from loaderdoctor.tryout.measuring import Equipment, Measurer
 from loaderdoctor.tryout.ranking import AFTER_EACH, Ranking, complexity, rank
-from loaderdoctor.tryout.trials import Options, Outcome, Phase, PhaseName, Progress, Trial
 from loaderdoctor.tryout.windows import NOTHING, Cost, Plan
 
 

@@ -13,7 +13,7 @@ from statistics import fmean
 from loaderdoctor.facts import meaning, own_settings
 from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.settings import AXES_BY_NAME, Settings
-from loaderdoctor.tryout.trials import Options, Trial
+from loaderdoctor.tryout import Options, Trial
 
 # A window this long averages over scheduler and page-cache hiccups of some milliseconds: on two
 # shared cores, window means of 0.5 s windows of a 10 ms step spread by about 2 %.

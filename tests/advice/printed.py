@@ -13,7 +13,7 @@ from loaderdoctor.advice.source import Source, called_name
 from loaderdoctor.facts import Facts
 from loaderdoctor.facts.loop import StepFacts
 from loaderdoctor.findings import Finding, Kind, Severity
-from loaderdoctor.instrument.system.interpreter import source_lines
+from loaderdoctor.instrument.system import source_lines
 from loaderdoctor.instrument.wire.records import (
     ComputeRecord,
     LoaderRecord,

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, default_collate, default_convert
 
 from loaderdoctor.advice import loop_snippets
-from loaderdoctor.instrument.batches.batch_tree import digest
+from loaderdoctor.instrument.batches import digest
 
 
 class Records(Dataset[Any]):

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from loaderdoctor.attribution import attribute
 from loaderdoctor.attribution.timeline import step_timelines
-from loaderdoctor.attribution.trace_facts import attribute
 from loaderdoctor.facts.step import StepTimeline
 from loaderdoctor.instrument.wire.worker_log import WorkerLog
 from loaderdoctor.instrument.wire.worker_records import read

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from loaderdoctor.attribution import attribute, facts_of
 from loaderdoctor.attribution.busy import MAX_SHOWN
-from loaderdoctor.attribution.trace_facts import attribute, facts_of
 from loaderdoctor.facts.trace import BusyFacts, IdleGapFacts
 from loaderdoctor.trace import read_trace
 from tests.attribution.build import TraceBuilder

@@ -7,13 +7,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from loaderdoctor.attribution import attribute, facts_of
 from loaderdoctor.attribution.pictures import (
     MAX_BATCHES,
     sample_times,
     waits_of_trace,
     waits_of_windows,
 )
-from loaderdoctor.attribution.trace_facts import attribute, facts_of
 from loaderdoctor.instrument.wire.records import BoundaryRecord
 from loaderdoctor.trace import read_trace
 from tests.attribution.builders import observed, window

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loaderdoctor.attribution import attribute
 from loaderdoctor.attribution.ranks import (
     Collectives,
     RankTrace,
@@ -18,7 +19,6 @@ from loaderdoctor.attribution.ranks import (
     slowest,
     without_peer_wait,
 )
-from loaderdoctor.attribution.trace_facts import attribute
 from loaderdoctor.facts import RankFacts
 from tests.attribution.build import AUTOGRAD, TraceBuilder
 

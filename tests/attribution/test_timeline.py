@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from loaderdoctor.attribution import attribute
 from loaderdoctor.attribution.timeline import MAX_SPANS, step_timelines
-from loaderdoctor.attribution.trace_facts import attribute
 from loaderdoctor.facts.step import StepTimeline, TimelineRow
 from loaderdoctor.trace import read_trace
 from tests.attribution.build import BACKGROUND, PIN, TraceBuilder

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from loaderdoctor.attribution.trace_facts import attribute
+from loaderdoctor.attribution import attribute
 from loaderdoctor.trace.columns import ABSENT, DEVICE_CATEGORIES, Category, KernelShapes, Trace
 from tests.attribution.build import BACKGROUND, MAIN, Row, TraceBuilder
 from tests.trace_facts import trace_facts

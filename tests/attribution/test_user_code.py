@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loaderdoctor.attribution.trace_facts import attribute, facts_of
+from loaderdoctor.attribution import attribute, facts_of
 from loaderdoctor.attribution.user_code import MAX_RANGES, is_users
 from loaderdoctor.facts.trace import RangeFacts
 from loaderdoctor.trace import read_trace

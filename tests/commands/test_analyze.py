@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from loaderdoctor.attribution.trace_facts import attribute, facts_of
+from loaderdoctor.attribution import attribute, facts_of
 from loaderdoctor.commands.analyze import report_of_facts, run_of
 from loaderdoctor.report import encode_report
 from loaderdoctor.report.model import Finding, Report, Trial

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from loaderdoctor.diagnosis import Diagnosis
 from loaderdoctor.diagnosis.budget import DiagnosisOptions
-from loaderdoctor.diagnosis.run import Diagnosis
 from loaderdoctor.instrument.wire.protocol import ProfilerSchedule
 from loaderdoctor.report.model import Report
 from tests.diagnosis.slow_steps import StarvedRun

@@ -10,6 +10,7 @@ import pytest
 from msgspec import structs
 
 from loaderdoctor.attribution.claims import claimed
+from loaderdoctor.diagnosis import Diagnosis
 from loaderdoctor.diagnosis.analysis import analyse
 from loaderdoctor.diagnosis.budget import (
     DiagnosisOptions,
@@ -17,7 +18,6 @@ from loaderdoctor.diagnosis.budget import (
     lacks_rounds,
     unsettled,
 )
-from loaderdoctor.diagnosis.run import Diagnosis
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts.loop import Mechanisms
 from loaderdoctor.instrument.command.launched_run import TrainingBeganError

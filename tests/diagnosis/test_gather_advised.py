@@ -15,8 +15,8 @@ from loaderdoctor.errors import RunError
 from loaderdoctor.estimate import Noise, Sample
 from loaderdoctor.instrument.wire.protocol import ProfilerSchedule, WindowDone, WindowRequest
 from loaderdoctor.settings import Settings
+from loaderdoctor.tryout import Trial
 from loaderdoctor.tryout.comparing import Compared
-from loaderdoctor.tryout.trials import Trial
 
 
 @dataclass

@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from loaderdoctor.diagnosis import Diagnosis
 from loaderdoctor.diagnosis.budget import DiagnosisOptions
 from loaderdoctor.diagnosis.gather import MAX_ENTRIES, N_ROUNDS, NAME, NOT_APPLICABLE, record
-from loaderdoctor.diagnosis.run import Diagnosis
 from loaderdoctor.instrument.wire.protocol import ProfilerSchedule, WindowDone, WindowRequest
 from loaderdoctor.instrument.wire.window_records import SnapshotRecord
 from loaderdoctor.report.model import Report

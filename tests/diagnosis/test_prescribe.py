@@ -21,8 +21,8 @@ from loaderdoctor.findings.rules import find
 from loaderdoctor.report.model import Recommendation
 from loaderdoctor.report.words.changes import changes_of
 from loaderdoctor.settings import Settings
+from loaderdoctor.tryout import Trial
 from loaderdoctor.tryout.comparing import Compared, by_speed
-from loaderdoctor.tryout.trials import Trial
 from tests.findings.builders import healthy, machine
 from tests.findings.routes_facts import starved
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from loaderdoctor.diagnosis import Diagnosis
 from loaderdoctor.diagnosis.budget import DiagnosisOptions
-from loaderdoctor.diagnosis.run import Diagnosis
 from loaderdoctor.instrument.command.repeated_run import RUN_AGAIN, RepeatedRun
 from loaderdoctor.instrument.wire.protocol import Observed, WindowDone, WindowRequest
 from loaderdoctor.report.model import Report

@@ -12,10 +12,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from loaderdoctor import report
+from loaderdoctor import diagnosis, report
 from loaderdoctor.cli import main
 from loaderdoctor.commands import diagnose, run_folder
-from loaderdoctor.diagnosis import run
 from loaderdoctor.instrument.command import launched_run
 from loaderdoctor.instrument.command.script_run import ScriptRun
 from loaderdoctor.instrument.wire.protocol import Progress
@@ -26,7 +25,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "starting": (launched_run, "MeasuringProcess"),
     "stopping": (ScriptRun, "stop"),
     "closing": (ScriptRun, "_close"),
-    "reporting": (run, "build_report"),
+    "reporting": (diagnosis, "build_report"),
     "writing": (run_folder, "write_run"),
     "printing": (diagnose, "deliver"),
 }

@@ -23,8 +23,8 @@ from loaderdoctor.report import read_report
 from loaderdoctor.report.comparison import compare, render_comparison
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep import timings_file
+from loaderdoctor.tryout import Trial
 from loaderdoctor.tryout.ranking import rank
-from loaderdoctor.tryout.trials import Trial
 from tests.fuzz.subject import check_line, check_text, refused
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "mnist" / "idx.py"

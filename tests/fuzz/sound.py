@@ -22,7 +22,7 @@ from loaderdoctor.instrument.wire.window_records import FetchRecord
 from loaderdoctor.report import encode_report
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep import timings_file as sweep_samples
-from loaderdoctor.tryout.trials import Measurement, Trial
+from loaderdoctor.tryout import Measurement, Trial
 from tests.report.samples import sweep
 
 

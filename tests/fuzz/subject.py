@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from loaderdoctor.attribution.trace_facts import attribute, facts_of
+from loaderdoctor.attribution import attribute, facts_of
 from loaderdoctor.commands.analyze import report_of_facts
 from loaderdoctor.errors import EXIT_USAGE, LoaderdoctorError
 from loaderdoctor.report import encode_report

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from loaderdoctor.attribution import attribute
 from loaderdoctor.attribution.pictures import tracks
-from loaderdoctor.attribution.trace_facts import attribute
 from loaderdoctor.commands.run_folder import extras_of_trace
 from loaderdoctor.errors import TraceError
 from loaderdoctor.report.traces import Overlay, write_perfetto_trace

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
-from loaderdoctor.instrument.batches.batch_tree import tensors
+from loaderdoctor.instrument.batches import tensors
 from loaderdoctor.settings import Settings
 from tests.instrument.opening import opened
 

@@ -16,8 +16,8 @@ from statistics import fmean
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from loaderdoctor.instrument.session import Session
 from loaderdoctor.instrument.session.hooks import Hooks
-from loaderdoctor.instrument.session.session import Session
 from loaderdoctor.instrument.wire.channel import Channel, ToChild
 from loaderdoctor.instrument.wire.protocol import (
     Ended,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from loaderdoctor.attribution.trace_facts import attribute, facts_of
+from loaderdoctor.attribution import attribute, facts_of
 from loaderdoctor.commands.analyze import report_of_facts
 from loaderdoctor.commands.run_folder import write_files
 from loaderdoctor.report.console import render_report

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from loaderdoctor.attribution.trace_facts import attribute, facts_of
+from loaderdoctor.attribution import attribute, facts_of
 from loaderdoctor.commands.analyze import report_of_facts
 from loaderdoctor.commands.output import deliver
 from loaderdoctor.commands.run_folder import write_files
 from loaderdoctor.errors import RunError
-from loaderdoctor.instrument.command.measuring_process import ConnectionListener
+from loaderdoctor.instrument.command import ConnectionListener
 from loaderdoctor.instrument.wire.record_file import RecordWriter
 from loaderdoctor.report import RunFolder, write_bytes
 from loaderdoctor.report.charts.draw import write_plots

@@ -9,8 +9,8 @@ from loaderdoctor.cluster import Hardware
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.groups import Group, GroupedSweep, Measured, local_trials, split
 from loaderdoctor.sweep.run import Sweep
+from loaderdoctor.tryout import Options, Row, Trial
 from loaderdoctor.tryout.measuring import Equipment
-from loaderdoctor.tryout.trials import Options, Row, Trial
 from tests.tryout.simulator import SimulatedRun, Truth, observed
 
 MACHINE = Hardware(

@@ -13,9 +13,9 @@ from loaderdoctor.sweep.advise import nearness_sentence, recommended_rows, verdi
 from loaderdoctor.sweep.evidence import SweepEvidence
 from loaderdoctor.sweep.report_rows import best_row
 from loaderdoctor.sweep.run import Sweep
+from loaderdoctor.tryout import Options
 from loaderdoctor.tryout.measuring import Equipment
 from loaderdoctor.tryout.ranking import needed_changes
-from loaderdoctor.tryout.trials import Options
 from tests.tryout.simulator import SimulatedRun, Truth, observed
 
 OWN = Settings(num_workers=0)

@@ -8,8 +8,8 @@ from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.evidence import SweepEvidence
 from loaderdoctor.sweep.grid import default_trials
 from loaderdoctor.sweep.run import Sweep
+from loaderdoctor.tryout import Options, Outcome
 from loaderdoctor.tryout.measuring import Equipment
-from loaderdoctor.tryout.trials import Options, Outcome
 from loaderdoctor.tryout.windows import MIN_ROUNDS
 from tests.tryout.simulator import SimulatedRun, Truth, observed
 

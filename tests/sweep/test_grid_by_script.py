@@ -20,8 +20,8 @@ from loaderdoctor.recipes import find
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.grid import Means, asked_trials, place
 from loaderdoctor.sweep.run import Sweep
+from loaderdoctor.tryout import Options, Trial
 from loaderdoctor.tryout.measuring import Equipment, FreshRuns
-from loaderdoctor.tryout.trials import Options, Trial
 from tests.tryout.simulator import BATCH, SimulatedRun, Truth, observed
 
 SCRIPT = Script(script="train.py", args=("--epochs", "3"))

@@ -20,8 +20,8 @@ from loaderdoctor.sweep.groups import (
 )
 from loaderdoctor.sweep.presets.figures import Figures
 from loaderdoctor.sweep.report_rows import trial_rows, warning_rows
+from loaderdoctor.tryout import Part, Trial
 from loaderdoctor.tryout.ranking import rank
-from loaderdoctor.tryout.trials import Part, Trial
 from tests.sweep.machines import (
     MACHINE,
     OWN_MS,

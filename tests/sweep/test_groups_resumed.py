@@ -18,7 +18,7 @@ from loaderdoctor.sweep.groups import (
     TrialUpdate,
     split,
 )
-from loaderdoctor.tryout.trials import Trial
+from loaderdoctor.tryout import Trial
 from tests.sweep.machines import MACHINE, OWN_MS, PLANNED, STEP_MS, machine, node
 from tests.tryout.simulator import observed
 

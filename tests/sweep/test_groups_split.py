@@ -6,7 +6,7 @@ from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.groups import (
     split,
 )
-from loaderdoctor.tryout.trials import Trial
+from loaderdoctor.tryout import Trial
 from tests.sweep.machines import preset_rows
 
 

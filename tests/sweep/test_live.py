@@ -13,9 +13,9 @@ from loaderdoctor.sweep.grid import default_trials
 from loaderdoctor.sweep.live import LiveSweep, trial_table
 from loaderdoctor.sweep.report_rows import best_row, trial_rows, warning_rows
 from loaderdoctor.sweep.run import Sweep
+from loaderdoctor.tryout import Options, Outcome, Progress
 from loaderdoctor.tryout.measuring import Equipment
 from loaderdoctor.tryout.ranking import Ranking
-from loaderdoctor.tryout.trials import Options, Outcome, Progress
 from tests.tryout.simulator import SimulatedRun, Truth, observed
 
 

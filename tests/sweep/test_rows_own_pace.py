@@ -14,9 +14,9 @@ from loaderdoctor.report.words.first_screen import SLOW_START
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.report_rows import REOPENED, pace_warning
 from loaderdoctor.sweep.run import Sweep
+from loaderdoctor.tryout import Options, Outcome
 from loaderdoctor.tryout.measuring import Equipment
 from loaderdoctor.tryout.ranking import Ranking
-from loaderdoctor.tryout.trials import Options, Outcome
 from tests.tryout.simulator import SimulatedRun, Truth, observed
 
 SLOW = 1.3

@@ -15,9 +15,9 @@ from loaderdoctor.sweep.advise import recommended_rows, verdict_of_sweep
 from loaderdoctor.sweep.evidence import SweepEvidence
 from loaderdoctor.sweep.report_rows import best_row, trial_rows
 from loaderdoctor.sweep.run import Sweep
+from loaderdoctor.tryout import Options
 from loaderdoctor.tryout.answers import answered
 from loaderdoctor.tryout.measuring import Equipment
-from loaderdoctor.tryout.trials import Options
 from tests.report import sample_facts, samples
 from tests.tryout.simulator import SimulatedRun, Truth, observed
 

@@ -15,8 +15,8 @@ from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep import timings_file
 from loaderdoctor.sweep.run import Sweep
+from loaderdoctor.tryout import Measurement, Options, Trial
 from loaderdoctor.tryout.measuring import Equipment
-from loaderdoctor.tryout.trials import Measurement, Options, Trial
 from tests.fuzz import sound
 from tests.tryout.simulator import SimulatedRun, Truth, observed
 

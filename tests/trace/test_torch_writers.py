@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from loaderdoctor.attribution import attribute
 from loaderdoctor.attribution.pictures import tracks
-from loaderdoctor.attribution.trace_facts import attribute
 from loaderdoctor.report.traces import Overlay, write_perfetto_trace
 from loaderdoctor.report.traces.tensorboard import write_plugin_trace
 from loaderdoctor.trace import read_trace

@@ -6,9 +6,9 @@ from loaderdoctor.instrument.wire.protocol import WindowRequest
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.grid import default_trials
 from loaderdoctor.sweep.run import Sweep
+from loaderdoctor.tryout import Options, Outcome
 from loaderdoctor.tryout.measuring import Equipment
 from loaderdoctor.tryout.ranking import Ranking
-from loaderdoctor.tryout.trials import Options, Outcome
 from tests.tryout.simulator import SimulatedRun, Truth, observed
 
 OWN = Truth(step_ms=10.0)

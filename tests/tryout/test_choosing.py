@@ -8,12 +8,12 @@ from typing import Any
 
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.settings import Settings
+from loaderdoctor.tryout import Measurement, Options, Phase, Trial
 from loaderdoctor.tryout.choosing import calibrate, ranked, traced
 from loaderdoctor.tryout.comparing import Boundaries
 from loaderdoctor.tryout.competition import Competition
 from loaderdoctor.tryout.elimination import eliminate
 from loaderdoctor.tryout.rounds import Done, Known, Loop, Round
-from loaderdoctor.tryout.trials import Measurement, Options, Phase, Trial
 from loaderdoctor.tryout.windows import MIN_ROUNDS
 from tests.tryout.simulator import observed
 

@@ -9,9 +9,9 @@ import pytest
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.grid import default_trials
 from loaderdoctor.sweep.run import Sweep
+from loaderdoctor.tryout import Options
 from loaderdoctor.tryout.choosing import TRACE_OVERRUN_SHARE
 from loaderdoctor.tryout.measuring import Equipment
-from loaderdoctor.tryout.trials import Options
 from tests.tryout.simulator import SimulatedRun, Truth, observed
 from tests.tryout.sweeping import OWN, all_the_same, swept
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from loaderdoctor.tryout import Trial
 from loaderdoctor.tryout.confirming import MOST_PAIRS, SECOND_CAP, confirmed
 from loaderdoctor.tryout.ranking import MIN_PAIRS
 from loaderdoctor.tryout.rounds import Done, Known, Round
-from loaderdoctor.tryout.trials import Trial
 from loaderdoctor.tryout.windows import MAX_ROUNDS
 from tests.tryout.test_choosing import asked, known, measured, trials
 

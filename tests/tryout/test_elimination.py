@@ -12,9 +12,9 @@ from loaderdoctor.facts import n_changes
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.grid import default_trials
 from loaderdoctor.sweep.run import Sweep
+from loaderdoctor.tryout import ALLOWANCE_SHARE, Options
 from loaderdoctor.tryout.elimination import grid_steps
 from loaderdoctor.tryout.measuring import Equipment
-from loaderdoctor.tryout.trials import ALLOWANCE_SHARE, Options
 from loaderdoctor.tryout.windows import NOTHING, Cost, Plan
 from tests.tryout.simulator import SimulatedRun, Truth, observed
 

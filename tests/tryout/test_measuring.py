@@ -10,8 +10,8 @@ from loaderdoctor.instrument.command.launch_config import Target as Script
 from loaderdoctor.instrument.command.launched_run import ScriptRunLike
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.run import Sweep
+from loaderdoctor.tryout import Options, Outcome, Place, Trial
 from loaderdoctor.tryout.measuring import Equipment, FreshRuns
-from loaderdoctor.tryout.trials import Options, Outcome, Place, Trial
 from tests.tryout.simulator import SimulatedRun, Truth, observed
 
 OWN = Truth(step_ms=10.0)

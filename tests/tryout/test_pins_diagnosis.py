@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from loaderdoctor.diagnosis import Diagnosis
 from loaderdoctor.diagnosis.budget import DiagnosisOptions
-from loaderdoctor.diagnosis.run import Diagnosis
 from loaderdoctor.diagnosis.verify import Verifier
 from loaderdoctor.instrument.wire.protocol import ProfilerSchedule
 from loaderdoctor.settings import Settings

@@ -21,8 +21,8 @@ from loaderdoctor.sweep.evidence import SweepEvidence
 from loaderdoctor.sweep.grid import asked_trials, default_trials
 from loaderdoctor.sweep.report_rows import trial_rows, warning_rows
 from loaderdoctor.sweep.run import Sweep
+from loaderdoctor.tryout import Options, Progress, Row, Trial
 from loaderdoctor.tryout.measuring import Equipment, FreshRuns
-from loaderdoctor.tryout.trials import Options, Progress, Row, Trial
 from tests.tryout.pinned import asked, check, rounded, rows
 from tests.tryout.simulator import SimulatedRun, Truth, observed
 from tests.tryout.sweeping import all_the_same, workers_help

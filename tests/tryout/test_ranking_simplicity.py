@@ -8,8 +8,8 @@ import pytest
 
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.settings import Settings
+from loaderdoctor.tryout import Measurement, Trial
 from loaderdoctor.tryout.ranking import Ranking, equally_fast, rank, simplest
-from loaderdoctor.tryout.trials import Measurement, Trial
 from tests.attribution.builders import window
 
 OWN = Settings(num_workers=0, pin_memory=False)

@@ -11,8 +11,8 @@ from loaderdoctor.instrument.command.launched_run import ScriptRunLike
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.grid import asked_trials, default_trials
 from loaderdoctor.sweep.run import Sweep
+from loaderdoctor.tryout import Options, Progress
 from loaderdoctor.tryout.measuring import MEMORY_READINGS, Equipment
-from loaderdoctor.tryout.trials import Options, Progress
 from tests.tryout.simulator import SimulatedRun, Truth, observed
 from tests.tryout.sweeping import OWN, all_the_same, swept, timed, workers_help
 

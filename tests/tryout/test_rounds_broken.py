@@ -9,8 +9,8 @@ from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.advise import not_advised
 from loaderdoctor.sweep.grid import asked_trials, default_trials
 from loaderdoctor.sweep.run import Sweep
+from loaderdoctor.tryout import Options
 from loaderdoctor.tryout.measuring import RERUN, Equipment
-from loaderdoctor.tryout.trials import Options
 from tests.tryout.simulator import SimulatedRun, Truth, observed
 from tests.tryout.sweeping import OWN, all_the_same, swept, workers_help
 

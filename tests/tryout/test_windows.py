@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from loaderdoctor.settings import Settings
-from loaderdoctor.tryout import windows
-from loaderdoctor.tryout.trials import Trial
+from loaderdoctor.tryout import Trial, windows
 from tests.tryout.simulator import observed
 
 

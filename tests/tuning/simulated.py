@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings
+from loaderdoctor.tuning import Tuner
 from loaderdoctor.tuning.candidates import BatchCost, TunedLoop
 from loaderdoctor.tuning.step_windows import Step
-from loaderdoctor.tuning.tuner import Tuner
 
 BEAT_MS = 2000.0
 

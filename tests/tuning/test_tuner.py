@@ -8,10 +8,10 @@ import pytest
 
 from loaderdoctor.instrument.recording.process_counts import MIN_BATCHES
 from loaderdoctor.settings import Settings
+from loaderdoctor.tuning import Tuner
 from loaderdoctor.tuning.budget import MAX_LOST_SHARE
 from loaderdoctor.tuning.candidates import Outcome
 from loaderdoctor.tuning.step_windows import Step
-from loaderdoctor.tuning.tuner import Tuner
 from tests.tuning.simulated import Machine, SimulatedLoop, best_of, pace
 
 

@@ -19,8 +19,8 @@ from typing import Literal, NoReturn
 import msgspec
 
 from loaderdoctor.errors import EXIT_RUN_FAILED, RunError, UsageError
+from loaderdoctor.instrument.command import ConnectionListener, bootstrap
 from loaderdoctor.instrument.command.launch_config import PROFILER_DEFAULTS, Target
-from loaderdoctor.instrument.command.measuring_process import ConnectionListener, bootstrap
 from loaderdoctor.instrument.wire.channel import (
     CHANNEL_VARIABLE,
     LaunchConfig,

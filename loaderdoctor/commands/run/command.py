@@ -41,7 +41,7 @@ from loaderdoctor.instrument.wire.channel import LaunchConfig
 from loaderdoctor.report import RunFolder
 
 if TYPE_CHECKING:
-    from loaderdoctor.instrument.command.measuring_process import ConnectionListener
+    from loaderdoctor.instrument.command import ConnectionListener
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

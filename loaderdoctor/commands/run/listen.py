@@ -37,8 +37,8 @@ from loaderdoctor.commands.run.run_files import (
     openmetrics,
     run_row,
 )
+from loaderdoctor.instrument.command import ConnectionListener
 from loaderdoctor.instrument.command.launch_config import Target
-from loaderdoctor.instrument.command.measuring_process import ConnectionListener
 from loaderdoctor.instrument.command.rank_connection import RecordedRun
 from loaderdoctor.instrument.system.look_around import LookAround
 from loaderdoctor.instrument.wire.beats import Surroundings, TuningRecord

@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import msgspec
 
 from loaderdoctor.errors import RunError, UsageError
-from loaderdoctor.instrument.command.measuring_process import package_root
+from loaderdoctor.instrument.command import package_root
 from loaderdoctor.instrument.entry.recorded import REPORT_S, disable_in_forks, record
+from loaderdoctor.instrument.session import Session
 from loaderdoctor.instrument.session.hooks import Hooks
 from loaderdoctor.instrument.session.script_process import place, process_group
-from loaderdoctor.instrument.session.session import Session
-from loaderdoctor.instrument.system.interpreter import user_site
+from loaderdoctor.instrument.system import user_site
 from loaderdoctor.instrument.wire.channel import Channel, ConnectionLostError, LaunchConfig
 from loaderdoctor.instrument.wire.protocol import Reported, Told
 from loaderdoctor.report import RunFolder, read_report

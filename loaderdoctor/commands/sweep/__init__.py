@@ -46,8 +46,8 @@ from loaderdoctor.sweep.presets.published import (
     shortened_row,
 )
 from loaderdoctor.sweep.report_rows import best_row, sweep_method, trial_rows, warning_rows
+from loaderdoctor.tryout import Progress
 from loaderdoctor.tryout.answers import answered
-from loaderdoctor.tryout.trials import Progress
 
 # The report on disk is renewed at most this often while the sweep runs.
 PARTIAL_EVERY_S = 5.0

@@ -44,7 +44,7 @@ from loaderdoctor.sweep.groups import (
     split,
 )
 from loaderdoctor.sweep.presets.published import Found
-from loaderdoctor.tryout.trials import Progress, Trial
+from loaderdoctor.tryout import Progress, Trial
 
 # Of the budget, for the pairs that confirm the candidate on one node afterwards.
 CONFIRM_SHARE = 0.25

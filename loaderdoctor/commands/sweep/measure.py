@@ -43,8 +43,8 @@ from loaderdoctor.sweep.grid import default_trials
 from loaderdoctor.sweep.presets.published import Found
 from loaderdoctor.sweep.run import Sweep
 from loaderdoctor.sweep.timings_file import Description
+from loaderdoctor.tryout import Measurement, Options, Part, Progress, Trial
 from loaderdoctor.tryout.measuring import Equipment, FreshRuns, OpenFresh
-from loaderdoctor.tryout.trials import Measurement, Options, Part, Progress, Trial
 
 # How long a script may take to its first warm steps: imports, data preparation, compilation.
 START_TIMEOUT_S = 600.0

@@ -26,7 +26,7 @@ from loaderdoctor.sweep.presets import find_preset
 from loaderdoctor.sweep.presets.loading import LOADER_ONLY, STORAGE, rows_with_path
 from loaderdoctor.sweep.presets.model import Preset
 from loaderdoctor.sweep.presets.published import Found, Place, trials_of
-from loaderdoctor.tryout.trials import Options, Row, Trial
+from loaderdoctor.tryout import Options, Row, Trial
 
 DEFAULT_BUDGET_S = 120.0
 # A whole sweep in fresh processes: each measurement starts an interpreter, torch and the script.

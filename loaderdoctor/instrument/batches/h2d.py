@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from loaderdoctor.errors import RunError
-from loaderdoctor.instrument.batches.batch_tree import rebuild
+from loaderdoctor.instrument.batches import rebuild
 from loaderdoctor.instrument.wire.records import TransferRecord
 
 CallName = Literal["to", "cuda", "copy_"]

@@ -28,7 +28,7 @@ from torch.utils.data import default_collate, get_worker_info
 from torch.utils.data._utils import worker as torch_worker
 
 from loaderdoctor.errors import TrialRefused
-from loaderdoctor.instrument.batches.batch_tree import UnsupportedBatch, digest, tensors
+from loaderdoctor.instrument.batches import UnsupportedBatch, digest, tensors
 from loaderdoctor.instrument.batches.h2d import ToDevice, raw_to
 from loaderdoctor.instrument.system.machine import shm_free_bytes
 

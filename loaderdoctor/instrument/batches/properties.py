@@ -23,7 +23,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from loaderdoctor.instrument.batches.batch_tree import UnsupportedBatch, integers, tensors
+from loaderdoctor.instrument.batches import UnsupportedBatch, integers, tensors
 from loaderdoctor.instrument.system.cpu_use import thread_faults
 from loaderdoctor.instrument.wire.records import LabelsRecord, PaddingRecord
 from loaderdoctor.instrument.wire.window_records import PageRecord

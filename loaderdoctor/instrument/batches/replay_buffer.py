@@ -15,13 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from loaderdoctor.instrument.batches.batch_tree import (
-    Array,
-    UnsupportedBatch,
-    holders,
-    rebuild,
-    tensors,
-)
+from loaderdoctor.instrument.batches import Array, UnsupportedBatch, holders, rebuild, tensors
 from loaderdoctor.instrument.batches.properties import Shapes, structure
 from loaderdoctor.instrument.batches.tensor_pool import Budget, TensorPool, held_bytes
 from loaderdoctor.instrument.system.machine import available_bytes

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from loaderdoctor.errors import TrialRefused
-from loaderdoctor.instrument.batches.batch_tree import UnsupportedBatch, rebuild, tensors
+from loaderdoctor.instrument.batches import UnsupportedBatch, rebuild, tensors
 from loaderdoctor.instrument.batches.h2d import ToDevice
 from loaderdoctor.instrument.batches.replay_buffer import ReplayBuffer
 

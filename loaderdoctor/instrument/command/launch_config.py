@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from loaderdoctor.errors import UsageError
-from loaderdoctor.instrument.command.measuring_process import ConnectionListener
+from loaderdoctor.instrument.command import ConnectionListener
 from loaderdoctor.instrument.wire.channel import (
     CHANNEL_VARIABLE,
     LaunchConfig,

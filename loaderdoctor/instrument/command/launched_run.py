@@ -15,17 +15,13 @@ from pathlib import Path
 from typing import ClassVar, Protocol, TypeVar
 
 from loaderdoctor.errors import LoaderdoctorError, RunError
+from loaderdoctor.instrument.command import POLITE_S, ConnectionListener, MeasuringProcess
 from loaderdoctor.instrument.command.endings import nothing_measured, raise_if_broken
 from loaderdoctor.instrument.command.launch_config import (
     LaunchOptions,
     Target,
     environment_with,
     launch_config_for,
-)
-from loaderdoctor.instrument.command.measuring_process import (
-    POLITE_S,
-    ConnectionListener,
-    MeasuringProcess,
 )
 from loaderdoctor.instrument.system.processes import Signals
 from loaderdoctor.instrument.wire.channel import LaunchConfig

@@ -25,12 +25,8 @@ import msgspec
 import psutil
 
 from loaderdoctor.errors import RunError, UsageError
+from loaderdoctor.instrument.command import ConnectionListener, MessagePipe, bootstrap
 from loaderdoctor.instrument.command.launched_run import Heard, OnEvent
-from loaderdoctor.instrument.command.measuring_process import (
-    ConnectionListener,
-    MessagePipe,
-    bootstrap,
-)
 from loaderdoctor.instrument.wire.channel import LaunchConfig
 from loaderdoctor.instrument.wire.protocol import (
     RENDEZVOUS,

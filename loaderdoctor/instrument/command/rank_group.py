@@ -17,6 +17,7 @@ from typing import ClassVar
 import msgspec
 
 from loaderdoctor.errors import RunError
+from loaderdoctor.instrument.command import POLITE_S, MeasuringProcess
 from loaderdoctor.instrument.command.endings import lost_a_peer
 from loaderdoctor.instrument.command.launch_config import environment_with
 from loaderdoctor.instrument.command.launched_run import (
@@ -26,7 +27,6 @@ from loaderdoctor.instrument.command.launched_run import (
     Start,
     time_for,
 )
-from loaderdoctor.instrument.command.measuring_process import POLITE_S, MeasuringProcess
 from loaderdoctor.instrument.command.rank_connection import (
     RankConnection,
     beginning,

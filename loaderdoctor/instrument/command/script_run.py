@@ -18,6 +18,12 @@ from typing import ClassVar
 import msgspec
 
 from loaderdoctor.errors import RunError
+from loaderdoctor.instrument.command import (
+    POLITE_S,
+    ConnectionListener,
+    MeasuringProcess,
+    MessagePipe,
+)
 from loaderdoctor.instrument.command.endings import NOT_BEGUN, advice, killed, without_loader
 from loaderdoctor.instrument.command.launched_run import (
     DRAIN_S,
@@ -25,12 +31,6 @@ from loaderdoctor.instrument.command.launched_run import (
     LaunchedRun,
     OnEvent,
     time_for,
-)
-from loaderdoctor.instrument.command.measuring_process import (
-    POLITE_S,
-    ConnectionListener,
-    MeasuringProcess,
-    MessagePipe,
 )
 from loaderdoctor.instrument.command.rank_connection import RankConnection
 from loaderdoctor.instrument.wire.channel import ConnectionLostError, ToChild

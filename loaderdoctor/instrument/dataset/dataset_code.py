@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from loaderdoctor.instrument.dataset.transforms import transform_name
-from loaderdoctor.instrument.system.interpreter import library_of
+from loaderdoctor.instrument.system import library_of
 from loaderdoctor.instrument.wire.records import Normalisation, StoreRecord
 from loaderdoctor.instrument.workers.user_code import find_composes
 

@@ -15,9 +15,9 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from loaderdoctor.errors import TrialRefused
-from loaderdoctor.instrument.batches.batch_tree import tensors
+from loaderdoctor.instrument.batches import tensors
+from loaderdoctor.instrument.dataset import asks_for_worker, only_seeds, put_back, states
 from loaderdoctor.instrument.dataset.cached import CachedDataset
-from loaderdoctor.instrument.dataset.iteration import asks_for_worker, only_seeds, put_back, states
 from loaderdoctor.instrument.dataset.rows import RowBatches, content_of
 from loaderdoctor.instrument.dataset.safety import all_open_handles, own_copy
 

@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset
 
 from loaderdoctor.errors import TrialRefused
-from loaderdoctor.instrument.batches.batch_tree import UnsupportedBatch, digest, rebuild, tensors
+from loaderdoctor.instrument.batches import UnsupportedBatch, digest, rebuild, tensors
+from loaderdoctor.instrument.dataset import put_back, states
 from loaderdoctor.instrument.dataset.cached import CachedDataset
-from loaderdoctor.instrument.dataset.iteration import put_back, states
 from loaderdoctor.instrument.dataset.safety import all_open_handles, own_copy
 
 Collate = Callable[[Any], Any]

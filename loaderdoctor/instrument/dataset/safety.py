@@ -33,8 +33,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from loaderdoctor.errors import TrialRefused
+from loaderdoctor.instrument.dataset import one_pass_reason, put_back, shards_itself
 from loaderdoctor.instrument.dataset.containers import open_handles
-from loaderdoctor.instrument.dataset.iteration import one_pass_reason, put_back, shards_itself
 from loaderdoctor.instrument.wire.records import SafetyRecord
 
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from loaderdoctor.errors import TrialRefused
-from loaderdoctor.instrument.batches.batch_tree import rebuild, tensors
+from loaderdoctor.instrument.batches import rebuild, tensors
 from loaderdoctor.instrument.batches.h2d import ToDevice
+from loaderdoctor.instrument.dataset import put_back
 from loaderdoctor.instrument.dataset.dataset_tree import replaced
-from loaderdoctor.instrument.dataset.iteration import put_back
 from loaderdoctor.instrument.dataset.safety import (
     kind_of,
     looked_at,

@@ -22,14 +22,14 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from loaderdoctor.instrument.entry.checked_samples import FixedDraws, SeenSamples
-from loaderdoctor.instrument.entry.main_script import (
+from loaderdoctor.instrument.entry import (
     CannotStartError,
     CopyFirst,
     report_exception,
     run_module,
     run_script,
 )
+from loaderdoctor.instrument.entry.checked_samples import FixedDraws, SeenSamples
 from loaderdoctor.instrument.session.hooks import ImportWatch
 from loaderdoctor.instrument.session.script_process import StopTraining, exit_after_grace, exit_now
 from loaderdoctor.instrument.system.processes import die_with_parent

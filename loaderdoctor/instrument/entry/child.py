@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from loaderdoctor.instrument.command.endings import in_one_line
-from loaderdoctor.instrument.entry.main_script import (
+from loaderdoctor.instrument.entry import (
     CannotStartError,
     report_exception,
     run_module,
@@ -33,11 +33,10 @@ from loaderdoctor.instrument.entry.main_script import (
 )
 from loaderdoctor.instrument.entry.recorded import record, verdict
 from loaderdoctor.instrument.entry.spawned import Spawner
-from loaderdoctor.instrument.session import script_process
+from loaderdoctor.instrument.session import Session, script_process
 from loaderdoctor.instrument.session.hooks import Hooks
 from loaderdoctor.instrument.session.no_dataloader import NoDataLoaderWatch
 from loaderdoctor.instrument.session.script_process import StopTraining, exit_now, script_of
-from loaderdoctor.instrument.session.session import Session
 from loaderdoctor.instrument.system.processes import (
     EXIT_INTERRUPTED,
     die_with_parent,

@@ -13,12 +13,12 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from loaderdoctor.errors import EXIT_RUN_FAILED
-from loaderdoctor.instrument.session.session import Session
+from loaderdoctor.instrument.session import Session
 from loaderdoctor.instrument.wire.channel import Channel, ConnectionLostError, LaunchConfig
 from loaderdoctor.instrument.wire.protocol import Reported
 
 if TYPE_CHECKING:
-    from loaderdoctor.instrument.session.session import Recording
+    from loaderdoctor.instrument.session import Recording
 
 TRACE = "baseline.json"
 # For the report: some seconds, and more of a long trace.
@@ -33,7 +33,7 @@ def record(session: Session, launch_config: LaunchConfig) -> None:
     trace_path = str(session.run_dir / TRACE) if launch_config.profile else None
 
     def recording(session: Session) -> Recording:
-        from loaderdoctor.instrument.recording.recorder import Recorder
+        from loaderdoctor.instrument.recording import Recorder
 
         if not launch_config.tune:
             return Recorder(session, trace_path=trace_path)

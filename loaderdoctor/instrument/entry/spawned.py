@@ -24,10 +24,11 @@ from typing import Any, Literal
 
 import msgspec
 
+from loaderdoctor.instrument.command import bootstrap
 from loaderdoctor.instrument.command.endings import in_one_line
-from loaderdoctor.instrument.command.measuring_process import bootstrap
-from loaderdoctor.instrument.entry.main_script import strip_frames
+from loaderdoctor.instrument.entry import strip_frames
 from loaderdoctor.instrument.entry.recorded import record
+from loaderdoctor.instrument.session import Session
 from loaderdoctor.instrument.session.hooks import Hooks, ImportWatch
 from loaderdoctor.instrument.session.script_process import (
     StopTraining,
@@ -37,7 +38,6 @@ from loaderdoctor.instrument.session.script_process import (
     process_group,
     script_of,
 )
-from loaderdoctor.instrument.session.session import Session
 from loaderdoctor.instrument.system.machine import note_started_ranks
 from loaderdoctor.instrument.system.processes import die_with_parent
 from loaderdoctor.instrument.wire.channel import (

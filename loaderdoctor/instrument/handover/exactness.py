@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, MapDataPipe
 
 from loaderdoctor.errors import TrialRefused
+from loaderdoctor.instrument.dataset import only_seeds
 from loaderdoctor.instrument.dataset.dataset_code import randomness_of_dataset
-from loaderdoctor.instrument.dataset.iteration import only_seeds
 from loaderdoctor.instrument.trial.trial_checks import check
 from loaderdoctor.instrument.wire.records import TensorRecord
 from loaderdoctor.settings import Settings

@@ -24,8 +24,8 @@ from typing import Any
 import torch.utils.data
 from torch.utils.data import DataLoader, dataloader
 
-from loaderdoctor.instrument.handover.pools import stand_in
-from loaderdoctor.instrument.trial.epoch_feeds import shut_down
+from loaderdoctor.instrument.handover import stand_in
+from loaderdoctor.instrument.trial import shut_down
 
 _NEVER = 2**62
 _BASE: Any = dataloader._BaseDataLoaderIter

@@ -17,10 +17,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from loaderdoctor.instrument.handover.exactness import Marks, Nature, marks, never_reason, refusal
-from loaderdoctor.instrument.handover.index_stream import IndexStream, OwnDraws, quiet_draws
-from loaderdoctor.instrument.handover.live_pass import LivePass, LoopsPass, OwnPass
-from loaderdoctor.instrument.handover.pools import (
+from loaderdoctor.instrument.handover import (
     DRAWS,
     Event,
     Kind,
@@ -29,7 +26,10 @@ from loaderdoctor.instrument.handover.pools import (
     PoolUnfitError,
     Sample,
 )
-from loaderdoctor.instrument.trial.epoch_feeds import FETCH_LIMIT_S
+from loaderdoctor.instrument.handover.exactness import Marks, Nature, marks, never_reason, refusal
+from loaderdoctor.instrument.handover.index_stream import IndexStream, OwnDraws, quiet_draws
+from loaderdoctor.instrument.handover.live_pass import LivePass, LoopsPass, OwnPass
+from loaderdoctor.instrument.trial import FETCH_LIMIT_S
 from loaderdoctor.instrument.trial.trial_checks import default_start_method, loader_settings
 from loaderdoctor.instrument.wire.records import TensorRecord
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings

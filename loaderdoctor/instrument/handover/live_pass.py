@@ -17,12 +17,12 @@ from typing import Any, Protocol
 
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 
-from loaderdoctor.instrument.batches.batch_tree import digest
-from loaderdoctor.instrument.dataset.iteration import states
+from loaderdoctor.instrument.batches import digest
+from loaderdoctor.instrument.dataset import states
+from loaderdoctor.instrument.handover import FETCH, OwnRest, Pool, PoolUnfitError, Sample
 from loaderdoctor.instrument.handover.exactness import Marks, marks
 from loaderdoctor.instrument.handover.index_stream import IndexStream
-from loaderdoctor.instrument.handover.pools import FETCH, OwnRest, Pool, PoolUnfitError, Sample
-from loaderdoctor.instrument.trial.epoch_feeds import NoBatchError
+from loaderdoctor.instrument.trial import NoBatchError
 from loaderdoctor.settings import Settings
 
 # Batches compared in each pass: a hash costs about a millisecond a megabyte.

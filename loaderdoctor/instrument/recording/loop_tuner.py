@@ -15,17 +15,17 @@ from loaderdoctor.estimate import Estimate
 from loaderdoctor.instrument.handover.live_loader import LiveLoader
 from loaderdoctor.instrument.recording.process_counts import BatchCosts
 from loaderdoctor.instrument.recording.stretch import BESIDES, GAP
+from loaderdoctor.instrument.session import Session
 from loaderdoctor.instrument.session.feed import bypass
 from loaderdoctor.instrument.session.loader_state import LoaderState
 from loaderdoctor.instrument.session.script_process import place, process_group
-from loaderdoctor.instrument.session.session import Session
 from loaderdoctor.instrument.system.machine import usable_cpus
 from loaderdoctor.instrument.trial.trial_checks import start_method_of
 from loaderdoctor.instrument.wire.beats import TriedRecord, TuningRecord
 from loaderdoctor.settings import Settings
+from loaderdoctor.tuning import Tuner
 from loaderdoctor.tuning.candidates import Ask, TunedLoop
 from loaderdoctor.tuning.step_windows import Step
-from loaderdoctor.tuning.tuner import Tuner
 from loaderdoctor.units import NS_PER_MS
 
 if TYPE_CHECKING:

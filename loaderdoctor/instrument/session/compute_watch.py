@@ -32,7 +32,7 @@ from torch.nn.modules.module import (
 )
 from torch.optim import Optimizer
 
-from loaderdoctor.instrument.system.interpreter import Site, living, user_site
+from loaderdoctor.instrument.system import Site, living, user_site
 from loaderdoctor.instrument.wire.records import ComputeRecord, SubnormalRecord
 
 N_WATCHED = 2  # steps: some loops take turns between two models

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from loaderdoctor.instrument.session import Driver, Session
 from loaderdoctor.instrument.session.messages import Messages
 from loaderdoctor.instrument.session.roles import ACCUMULATES_BELOW
 from loaderdoctor.instrument.session.script_process import as_launched, process_group, with_sources
-from loaderdoctor.instrument.session.session import Driver, Session
 from loaderdoctor.instrument.session.step_clock import DeviceMarks, StepClock
 from loaderdoctor.instrument.session.switches import TransferObserver
 from loaderdoctor.instrument.session.windows import Windows
@@ -237,6 +237,7 @@ def _optimizer_rate(session: Session) -> float | None:
 
 def _check_safety(session: Session) -> None:
     """What speaks against changing each loader of the step; foreign code, so anything may fail."""
+    from loaderdoctor.instrument.dataset import stream_of
     from loaderdoctor.instrument.dataset.containers import containers
     from loaderdoctor.instrument.dataset.dataset_code import (
         clients,
@@ -245,7 +246,6 @@ def _check_safety(session: Session) -> None:
         randomness_of_dataset,
         stores,
     )
-    from loaderdoctor.instrument.dataset.iteration import stream_of
     from loaderdoctor.instrument.dataset.safety import safety
     from loaderdoctor.instrument.dataset.transforms import augmentations
     from loaderdoctor.instrument.trial.trial_checks import guard_code

@@ -24,9 +24,9 @@ from time import perf_counter_ns
 from types import ModuleType
 from typing import Any, ClassVar
 
+from loaderdoctor.instrument.session import Session
 from loaderdoctor.instrument.session.feed import FEED, Feed, Torch, bypassed
 from loaderdoctor.instrument.session.loop import Loop
-from loaderdoctor.instrument.session.session import Session
 
 _DATALOADER = "torch.utils.data.dataloader"
 _OPTIMIZER = "torch.optim.optimizer"

@@ -15,7 +15,7 @@ from time import perf_counter_ns
 from types import CodeType
 from typing import Any
 
-from loaderdoctor.instrument.system.interpreter import library_of
+from loaderdoctor.instrument.system import library_of
 from loaderdoctor.instrument.wire.window_records import CollectionRecord, CompileRecord
 from loaderdoctor.units import NS_PER_S
 

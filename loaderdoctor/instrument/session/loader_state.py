@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 
-from loaderdoctor.instrument.system.interpreter import Site
+from loaderdoctor.instrument.system import Site
 from loaderdoctor.instrument.wire.records import LoaderRecord, TensorRecord
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class BatchesSeen:
 
     def describe(self, batch: object) -> None:
         """Look at one of them."""
-        from loaderdoctor.instrument.batches.batch_tree import describe_batch, fingerprint
+        from loaderdoctor.instrument.batches import describe_batch, fingerprint
         from loaderdoctor.instrument.batches.properties import Labels, Lengths
 
         self.described.append(describe_batch(batch))

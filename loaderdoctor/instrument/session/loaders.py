@@ -14,7 +14,7 @@ from msgspec import structs
 
 from loaderdoctor.instrument.session.feed import bypass, bypassed
 from loaderdoctor.instrument.session.loader_state import LoaderState
-from loaderdoctor.instrument.system.interpreter import Site, user_site
+from loaderdoctor.instrument.system import Site, user_site
 from loaderdoctor.instrument.wire.records import LoaderRecord, SafetyRecord
 
 if TYPE_CHECKING:

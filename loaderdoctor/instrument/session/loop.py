@@ -13,6 +13,7 @@ from threading import get_ident
 from time import perf_counter_ns, thread_time_ns
 from typing import TYPE_CHECKING, Any
 
+from loaderdoctor.instrument.session import Session
 from loaderdoctor.instrument.session.feed import FEED, Feed, LightIterator
 from loaderdoctor.instrument.session.loader_state import N_DESCRIBED, LoaderState
 from loaderdoctor.instrument.session.roles import (
@@ -25,8 +26,7 @@ from loaderdoctor.instrument.session.roles import (
     without_grad,
 )
 from loaderdoctor.instrument.session.script_process import exit_now
-from loaderdoctor.instrument.session.session import Session
-from loaderdoctor.instrument.system.interpreter import user_site
+from loaderdoctor.instrument.system import user_site
 from loaderdoctor.instrument.wire.protocol import BATCHES_REPLAYED
 from loaderdoctor.instrument.wire.records import BoundaryRecord
 

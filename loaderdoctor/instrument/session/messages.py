@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from time import perf_counter_ns
 
-from loaderdoctor.instrument.session.session import Session
+from loaderdoctor.instrument.session import Session
 from loaderdoctor.instrument.wire.channel import ConnectionLostError, ToChild
 from loaderdoctor.instrument.wire.protocol import RENDEZVOUS, Begin, Ready, Stop
 

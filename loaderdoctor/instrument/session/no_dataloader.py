@@ -17,7 +17,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from loaderdoctor.instrument.session.roles import device_of, optimizer_exists, training_device
-from loaderdoctor.instrument.system.interpreter import user_site
+from loaderdoctor.instrument.system import user_site
 from loaderdoctor.instrument.wire.channel import ConnectionLostError
 from loaderdoctor.instrument.wire.protocol import NoDataLoader, ProfilerSchedule, Stop
 from loaderdoctor.instrument.wire.window_records import StackRecord
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
     from torch.optim import Optimizer
 
-    from loaderdoctor.instrument.session.session import Session
+    from loaderdoctor.instrument.session import Session
 
 # A DataLoader is iterated before the first optimizer step in scripts that have one. Those that fit
 # something else before it do so for less than this, or have built their loader by then.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from loaderdoctor.instrument.session.loader_state import LoaderState
-from loaderdoctor.instrument.system.interpreter import Site, user_site
+from loaderdoctor.instrument.system import Site, user_site
 from loaderdoctor.instrument.wire.records import PassRecord
 from loaderdoctor.units import NS_PER_S
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from loaderdoctor.errors import LoaderdoctorError
 from loaderdoctor.instrument.session.stack_samples import MAX_FRAMES, StackSampler
-from loaderdoctor.instrument.system.interpreter import living
+from loaderdoctor.instrument.system import living
 from loaderdoctor.instrument.wire.protocol import ProfilerSchedule
 from loaderdoctor.instrument.workers.user_code import USER, Place, kind_of, place_of
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch  # imported by the script long before
 
 if TYPE_CHECKING:
+    from loaderdoctor.instrument.session import Session
     from loaderdoctor.instrument.session.feed import Feed
-    from loaderdoctor.instrument.session.session import Session
 
 
 def quick_next(

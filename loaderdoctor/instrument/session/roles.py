@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from loaderdoctor.instrument.session.loader_state import LoaderState
 from loaderdoctor.instrument.session.passes import PassLog
-from loaderdoctor.instrument.system.interpreter import Site, living, user_site
+from loaderdoctor.instrument.system import Site, living, user_site
 from loaderdoctor.units import NS_PER_S
 
 if TYPE_CHECKING:

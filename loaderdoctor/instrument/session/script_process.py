@@ -16,7 +16,7 @@ from types import FrameType
 
 import msgspec
 
-from loaderdoctor.instrument.system.interpreter import is_own
+from loaderdoctor.instrument.system import is_own
 from loaderdoctor.instrument.wire.channel import LaunchConfig
 from loaderdoctor.instrument.wire.protocol import Hello
 from loaderdoctor.instrument.wire.records import ScriptRecord

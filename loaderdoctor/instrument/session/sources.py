@@ -7,9 +7,9 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from loaderdoctor.errors import LoaderdoctorError, TrialRefused
+from loaderdoctor.instrument.session import Session
 from loaderdoctor.instrument.session.loader_state import RAN_OUT, LoaderState
 from loaderdoctor.instrument.session.roles import Definition
-from loaderdoctor.instrument.session.session import Session
 from loaderdoctor.instrument.system.memory import LeakCheck, empty_gpu_cache
 from loaderdoctor.instrument.wire.protocol import WindowRequest
 from loaderdoctor.instrument.wire.records import TransferRecord
@@ -230,7 +230,7 @@ class Sources:
 
         Raises SourceError with the reason where a trial is refused, and what the loader raises.
         """
-        from loaderdoctor.instrument.trial.epoch_feeds import FETCH_LIMIT_S
+        from loaderdoctor.instrument.trial import FETCH_LIMIT_S
         from loaderdoctor.instrument.trial.open_trial import open_trial
 
         settings = request.settings or Settings()

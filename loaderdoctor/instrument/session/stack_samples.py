@@ -33,7 +33,7 @@ from typing import Final, NamedTuple
 import msgspec
 import torch
 
-from loaderdoctor.instrument.system.interpreter import ask_as_usual, ask_soon
+from loaderdoctor.instrument.system import ask_as_usual, ask_soon
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.instrument.wire.window_records import (
     FramePlace,

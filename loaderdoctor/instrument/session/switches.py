@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from loaderdoctor.errors import TrialRefused
-from loaderdoctor.instrument.batches.batch_tree import UnsupportedBatch, tensors
+from loaderdoctor.instrument.batches import UnsupportedBatch, tensors
 from loaderdoctor.instrument.batches.h2d import H2DCall, H2DHook
-from loaderdoctor.instrument.session.session import Session
+from loaderdoctor.instrument.session import Session
 from loaderdoctor.instrument.session.sources import SourceRefusedError
-from loaderdoctor.instrument.system.interpreter import Site, user_site
+from loaderdoctor.instrument.system import Site, user_site
 from loaderdoctor.instrument.wire.protocol import WindowRequest
 from loaderdoctor.instrument.wire.records import TransferRecord
 from loaderdoctor.settings import Settings

@@ -15,11 +15,11 @@ import msgspec
 import torch
 
 from loaderdoctor.errors import LoaderdoctorError
+from loaderdoctor.instrument.session import ScriptOverError, Session
 from loaderdoctor.instrument.session.interruptions import CollectionCount, CompileCount
 from loaderdoctor.instrument.session.loader_state import LoaderState
 from loaderdoctor.instrument.session.messages import Messages
 from loaderdoctor.instrument.session.profiling import WindowProfiler
-from loaderdoctor.instrument.session.session import ScriptOverError, Session
 from loaderdoctor.instrument.session.sources import Sources
 from loaderdoctor.instrument.session.step_clock import DeviceMarks, StepClock, StepTimes
 from loaderdoctor.instrument.session.switches import Switches

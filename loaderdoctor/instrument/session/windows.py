@@ -14,6 +14,7 @@ from typing import Literal
 import msgspec
 
 from loaderdoctor.errors import LoaderdoctorError
+from loaderdoctor.instrument.session import ScriptOverError, Session
 from loaderdoctor.instrument.session.loader_state import LoaderState
 from loaderdoctor.instrument.session.messages import Messages
 from loaderdoctor.instrument.session.profiling import (
@@ -23,7 +24,6 @@ from loaderdoctor.instrument.session.profiling import (
     queue_waits_named,
 )
 from loaderdoctor.instrument.session.roles import Definition
-from loaderdoctor.instrument.session.session import ScriptOverError, Session
 from loaderdoctor.instrument.session.sources import NO_LIMIT_S, SourceRefusedError, Sources
 from loaderdoctor.instrument.session.stack_samples import with_stack_samples
 from loaderdoctor.instrument.session.step_clock import DeviceMarks, StepClock

@@ -47,9 +47,9 @@ class WorkerRecords:
             limit = RECORDS_BYTES if self.bounded else None
             worker.install(self._folder, self._loader_id, limit_bytes=limit)
             if self.bounded:
-                from loaderdoctor.instrument.workers import worker_loop
+                from loaderdoctor.instrument import workers
 
-                worker_loop.install(self.sums_folder)
+                workers.install(self.sums_folder)
         except Exception as error:
             self._note("workers-not-recorded", f"{type(error).__name__}: {error}")
 
@@ -77,9 +77,9 @@ class WorkerRecords:
             from loaderdoctor.instrument.workers import worker
 
             if self.bounded:
-                from loaderdoctor.instrument.workers import worker_loop
+                from loaderdoctor.instrument import workers
 
-                worker_loop.remove()
+                workers.remove()
             worker.remove()
         except Exception as error:
             self._note("workers-not-recorded", f"{type(error).__name__}: {error}")

@@ -20,7 +20,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim import Optimizer
 
 from loaderdoctor.errors import TrialRefused
-from loaderdoctor.instrument.system.interpreter import living
+from loaderdoctor.instrument.system import living
 from loaderdoctor.instrument.trial.compute_switches import (
     autocast,
     cast_type,

@@ -12,9 +12,9 @@ from typing import Any
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler, SequentialSampler
 
 from loaderdoctor.errors import TrialRefused
+from loaderdoctor.instrument.system.processes import OnCpus, cpu_sets
+from loaderdoctor.instrument.trial import EpochFeed
 from loaderdoctor.instrument.trial.data_axes import TrialData
-from loaderdoctor.instrument.trial.epoch_feeds import EpochFeed
-from loaderdoctor.instrument.trial.trial_checks import OnCpus, cpu_sets
 from loaderdoctor.instrument.wire.records import BoundaryRecord
 from loaderdoctor.settings import Settings
 from loaderdoctor.units import NS_PER_S

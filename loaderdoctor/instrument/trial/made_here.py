@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 
 from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.batches.source import one_batch
+from loaderdoctor.instrument.dataset import put_back
 from loaderdoctor.instrument.dataset.cached import CachedDataset
-from loaderdoctor.instrument.dataset.iteration import put_back
 from loaderdoctor.instrument.dataset.rows import RowBatches, as_it_is
 from loaderdoctor.instrument.dataset.safety import left_open, own_copy
 from loaderdoctor.instrument.trial.data_axes import N_IN_BATCH, TrialData

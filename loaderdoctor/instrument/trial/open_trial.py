@@ -35,8 +35,7 @@ from loaderdoctor.instrument.dataset.cached import (
     joined,
 )
 from loaderdoctor.instrument.dataset.transforms import Normaliser, NormalisingToDevice
-from loaderdoctor.instrument.trial.data_axes import Note, TrialData, n_first, trial_data
-from loaderdoctor.instrument.trial.epoch_feeds import (
+from loaderdoctor.instrument.trial import (
     FETCH_LIMIT_S,
     BackgroundFeed,
     EpochFeed,
@@ -45,6 +44,7 @@ from loaderdoctor.instrument.trial.epoch_feeds import (
     ThreadFeed,
     shut_down,
 )
+from loaderdoctor.instrument.trial.data_axes import Note, TrialData, n_first, trial_data
 from loaderdoctor.instrument.trial.epochs import EpochSource, from_batch, new_loader
 from loaderdoctor.instrument.trial.made_here import first_made, on_own_copy, refuse_what_stays_open
 from loaderdoctor.instrument.trial.resident import ResidentSource, resident

@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from loaderdoctor.errors import TrialRefused
-from loaderdoctor.instrument.batches.batch_tree import UnsupportedBatch, digest, rebuild, tensors
+from loaderdoctor.instrument.batches import UnsupportedBatch, digest, rebuild, tensors
 from loaderdoctor.instrument.batches.h2d import ToDevice, raw_to
 from loaderdoctor.instrument.batches.source import Source
-from loaderdoctor.instrument.dataset.iteration import put_back
+from loaderdoctor.instrument.dataset import put_back
 from loaderdoctor.instrument.system.machine import available_bytes
 from loaderdoctor.instrument.system.memory import gpu_free_bytes
 from loaderdoctor.instrument.trial.data_axes import N_IN_BATCH, Note, TrialData

@@ -32,18 +32,19 @@ from loaderdoctor.instrument.wire.record_file import (
     RecordWriter,
     assert_shared_clock,
 )
-from loaderdoctor.instrument.workers import fetch_clock, iterator_wrappers
+from loaderdoctor.instrument.workers import (
+    SummedLoop,
+    WorkerLoop,
+    fetch_clock,
+    find_argument,
+    find_queues,
+    iterator_wrappers,
+)
 from loaderdoctor.instrument.workers.fetch_clock import (
     CPU_READS_NS,
     MAX_CPU_READ_SHARE,
     FetchClock,
     pack_batch,
-)
-from loaderdoctor.instrument.workers.worker_loop import (
-    SummedLoop,
-    WorkerLoop,
-    find_argument,
-    find_queues,
 )
 from loaderdoctor.instrument.workers.worker_sampling import (
     Collecting,

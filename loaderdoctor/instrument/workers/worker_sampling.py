@@ -5,7 +5,7 @@ the deepest frame in the user's own code below torch's fetcher, and for the leaf
 library function it was in). Where no frame is the user's, the deepest frame of an installed package
 counts, so that a library's dataset still shows its line. Biased as every sampler within the
 interpreter: it runs when the watched thread gives up the GIL, or some time after asking for it (see
-`interpreter.ask_soon`).
+`system.ask_soon`).
 
 The state (CPUs, threads, reads, what the dataset holds) is asked for after the start, after 4, 8,
 16 … batches and at the end: a fraction of a millisecond each.
@@ -28,7 +28,7 @@ from typing import Any, Final
 
 import torch
 
-from loaderdoctor.instrument.system.interpreter import ask_as_usual, ask_soon
+from loaderdoctor.instrument.system import ask_as_usual, ask_soon
 from loaderdoctor.instrument.wire.record_file import Kind, RecordWriter
 from loaderdoctor.instrument.workers.fetch_clock import (
     BOTH_OVER_OWN,

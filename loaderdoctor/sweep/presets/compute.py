@@ -26,7 +26,7 @@ from loaderdoctor.sweep.presets.model import (
     rows_of,
     slower,
 )
-from loaderdoctor.tryout.trials import Needs, Published, Row
+from loaderdoctor.tryout import Needs, Published, Row
 
 NUMERICS = "changes numerics or training"
 ACTIVATIONS = "activations"

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from loaderdoctor.estimate import ByRound, Estimate
 from loaderdoctor.facts.loop import AblationFacts
+from loaderdoctor.tryout import Trial
 from loaderdoctor.tryout.ranking import Ranking
 from loaderdoctor.tryout.results import Result
-from loaderdoctor.tryout.trials import Trial
 
 NOT_A_ROW = "no such row in this run"
 UNLIKE = "measured on machines of different kinds"

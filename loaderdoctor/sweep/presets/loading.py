@@ -21,7 +21,7 @@ from loaderdoctor.sweep.presets.model import (
     unchanged,
     worst,
 )
-from loaderdoctor.tryout.trials import Published, Row
+from loaderdoctor.tryout import Published, Row
 
 _WORKERS: tuple[int, ...] = (0, 1, 2, 4, 8)
 

@@ -16,7 +16,7 @@ from typing import Literal
 
 from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.sweep.presets.figures import Change, Figures, mean_of
-from loaderdoctor.tryout.trials import Row
+from loaderdoctor.tryout import Row
 
 Verdict = Literal["agrees", "disagrees", "not separable from noise", "not testable here"]
 # A change below this is none, as in the ranking of trials.

@@ -29,8 +29,8 @@ from loaderdoctor.sweep.grid import Means
 from loaderdoctor.sweep.presets.figures import Figures
 from loaderdoctor.sweep.presets.loading import LOADER, LOADER_ONLY, MODEL
 from loaderdoctor.sweep.presets.model import ONE_WINDOW, Preset
+from loaderdoctor.tryout import Published, Row, Trial
 from loaderdoctor.tryout.results import Result
-from loaderdoctor.tryout.trials import Published, Row, Trial
 
 KNOWN_AXES = frozenset(field.name for field in fields(Settings))
 # Without an accelerator these change nothing; torch itself only warns.

@@ -19,7 +19,7 @@ from loaderdoctor.sweep.presets.model import (
     slower,
     unchanged,
 )
-from loaderdoctor.tryout.trials import Row
+from loaderdoctor.tryout import Row
 
 PORTIONS = (0.1, 0.4, 0.7)
 CONTROL = ", host memory not sampled"

@@ -13,7 +13,7 @@ from loaderdoctor.instrument.command.launch_config import Target as Script
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep import timings_file
 from loaderdoctor.sweep.presets.published import Found
-from loaderdoctor.tryout.trials import Trial
+from loaderdoctor.tryout import Trial
 from tests.tryout.simulator import observed
 
 OPTIONS = SweepOptions(preset="ladder", recipe="cifar10-mobilenetv2")

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from loaderdoctor.errors import TrialRefused
-from loaderdoctor.instrument.batches.batch_tree import digest
+from loaderdoctor.instrument.batches import digest
 from loaderdoctor.instrument.batches.h2d import ToDevice
 from loaderdoctor.instrument.batches.packing import (
     ALIGNMENT,

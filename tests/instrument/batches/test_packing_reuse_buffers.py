@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from loaderdoctor.errors import TrialRefused
-from loaderdoctor.instrument.batches import packing
-from loaderdoctor.instrument.batches.batch_tree import digest
+from loaderdoctor.instrument.batches import digest, packing
 from loaderdoctor.instrument.batches.packing import RingBatch, ring_for
 from loaderdoctor.settings import Settings
 from tests.instrument.axis_cases import digests, plainly

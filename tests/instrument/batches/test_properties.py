@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from loaderdoctor.instrument.batches.batch_tree import integers
+from loaderdoctor.instrument.batches import integers
 from loaderdoctor.instrument.batches.properties import Shapes, signature
 
 X = torch.zeros(4, 3)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from loaderdoctor.instrument.batches.batch_tree import fingerprint
+from loaderdoctor.instrument.batches import fingerprint
 from loaderdoctor.instrument.wire.protocol import WindowRequest
 from tests.instrument.watched import Trainer, watch
 

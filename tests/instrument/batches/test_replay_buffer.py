@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
+from loaderdoctor.instrument.batches import UnsupportedBatch, rebuild, tensors
 from loaderdoctor.instrument.batches import replay_buffer as module
-from loaderdoctor.instrument.batches.batch_tree import UnsupportedBatch, rebuild, tensors
 from loaderdoctor.instrument.batches.replay_buffer import ReplayBuffer
 from loaderdoctor.instrument.batches.tensor_pool import (
     FIRST_COPIES,

@@ -20,9 +20,9 @@ import psutil
 import pytest
 
 from loaderdoctor.errors import RunError
+from loaderdoctor.instrument.command import MessagePipe
 from loaderdoctor.instrument.command.launch_config import Target
 from loaderdoctor.instrument.command.launched_run import Heard
-from loaderdoctor.instrument.command.measuring_process import MessagePipe
 from loaderdoctor.instrument.command.script_run import RanksSpawnedError, ScriptRun
 from loaderdoctor.instrument.wire.protocol import (
     LOADER_CHANGED,

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset, default_collate, default
 
 from loaderdoctor.instrument.dataset.dataset_code import collate_library
 from loaderdoctor.instrument.session.loaders import loader_record
-from loaderdoctor.instrument.system.interpreter import user_site
+from loaderdoctor.instrument.system import user_site
 
 LIBRARY = """\
 class Collater:

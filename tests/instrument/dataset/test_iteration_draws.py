@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from loaderdoctor.instrument.dataset import iteration
-from loaderdoctor.instrument.dataset.iteration import glimpse, states
-from loaderdoctor.instrument.handover.pools import WatchedCollate
+from loaderdoctor.instrument import dataset
+from loaderdoctor.instrument.dataset import glimpse, states
+from loaderdoctor.instrument.handover import WatchedCollate
 
 DRAWS: dict[str, Callable[[], object]] = {
     "python": random.random,
@@ -31,7 +31,7 @@ DRAWS: dict[str, Callable[[], object]] = {
 @pytest.mark.parametrize("name", DRAWS)
 def test_a_draw_is_glimpsed(name: str, in_memory: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not in_memory:  # another Python
-        monkeypatch.setattr(iteration, "_pythons", lambda generator: None)
+        monkeypatch.setattr(dataset, "_pythons", lambda generator: None)
     before = glimpse()
     assert glimpse() == before
     DRAWS[name]()
@@ -39,7 +39,7 @@ def test_a_draw_is_glimpsed(name: str, in_memory: bool, monkeypatch: pytest.Monk
 
 
 def test_pythons_words_are_read_where_they_lie() -> None:
-    found = iteration._pythons(vars(random)["_inst"])
+    found = dataset._pythons(vars(random)["_inst"])
     assert found is not None
     words, kept = found()
     assert (*struct.unpack("=i624I", words)[1:], struct.unpack("=i624I", words)[0]) == (
@@ -102,6 +102,6 @@ def test_batches_that_are_compared_with_nothing_are_not_looked_at(
     collate.note()
     assert [collate([])[1] for _ in range(2)] == [True, True]
     for name in ("states", "glimpse"):
-        monkeypatch.setattr(f"loaderdoctor.instrument.handover.pools.{name}", None)
-        monkeypatch.setattr(iteration, name, None)
+        monkeypatch.setattr(f"loaderdoctor.instrument.handover.{name}", None)
+        monkeypatch.setattr(dataset, name, None)
     assert [collate([])[1] for _ in range(2)] == [False, False]

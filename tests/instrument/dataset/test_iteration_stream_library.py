@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader, IterableDataset
 
-from loaderdoctor.instrument.dataset.iteration import shards_itself, splits_itself, stream_of
+from loaderdoctor.instrument.dataset import shards_itself, splits_itself, stream_of
 from loaderdoctor.instrument.wire.records import StreamRecord
 
 

@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 from loaderdoctor.errors import TrialRefused
-from loaderdoctor.instrument.dataset import rows
-from loaderdoctor.instrument.dataset.iteration import states
+from loaderdoctor.instrument.dataset import rows, states
 from loaderdoctor.instrument.dataset.rows import row_batches
 from loaderdoctor.settings import Settings
 from tests.instrument.axis_cases import Listed, digests, plainly, taken

@@ -31,7 +31,7 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
-from loaderdoctor.instrument.batches.batch_tree import describe_batch
+from loaderdoctor.instrument.batches import describe_batch
 from loaderdoctor.instrument.dataset.safety import safety, trial_pickle
 from tests.instrument.trial_cases import Sharded, Squares, Unsharded
 

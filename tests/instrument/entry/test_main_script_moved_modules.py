@@ -29,7 +29,7 @@ sys.meta_path.append(_EditableFinder)
 """
 ASK = """
 import json, sys
-from loaderdoctor.instrument.entry.main_script import CopyFirst
+from loaderdoctor.instrument.entry import CopyFirst
 {before}
 first = CopyFirst({root!r}, {copy!r})
 first.install()

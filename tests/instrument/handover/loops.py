@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from loaderdoctor.instrument.batches.batch_tree import digest
+from loaderdoctor.instrument.batches import digest
 from loaderdoctor.instrument.handover.live_loader import LiveLoader
 from loaderdoctor.instrument.handover.live_pass import LoopsPass
 from loaderdoctor.settings import Settings

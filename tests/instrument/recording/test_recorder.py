@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from loaderdoctor.instrument.recording import recorder as recorder_module
+from loaderdoctor.instrument import recording as recorder_module
+from loaderdoctor.instrument.recording import Recorder
 from loaderdoctor.instrument.recording.process_counts import queue_fill
-from loaderdoctor.instrument.recording.recorder import Recorder
 from loaderdoctor.instrument.wire.beats import QueueFill
 
 STEP_NS = 1_000_000

@@ -8,13 +8,8 @@ from typing import Any
 
 import pytest
 
-from loaderdoctor.instrument.recording import recorder as recording
-from loaderdoctor.instrument.recording.recorder import (
-    SAMPLE_EVERY,
-    SAMPLE_NS,
-    Recorder,
-    sample_every,
-)
+from loaderdoctor.instrument import recording
+from loaderdoctor.instrument.recording import SAMPLE_EVERY, SAMPLE_NS, Recorder, sample_every
 
 SAMPLE_COST_NS = 170_000
 DAY_NS = 86_400 * 10**9

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from loaderdoctor.instrument.dataset import containers, iteration
+from loaderdoctor.instrument import dataset
+from loaderdoctor.instrument.dataset import containers
 from loaderdoctor.instrument.session.driver import _check_safety
 from loaderdoctor.instrument.wire.records import LoaderRecord
 from tests.findings.builders import loader as record_of
@@ -23,7 +24,7 @@ def test_a_dataset_that_cannot_be_read_does_not_lose_its_loaders_safety(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(containers, "containers", failing)
-    monkeypatch.setattr(iteration, "stream_of", failing)
+    monkeypatch.setattr(dataset, "stream_of", failing)
     loader = DataLoader(TensorDataset(torch.zeros(8)), batch_size=2)
     record: LoaderRecord = record_of(augmentations=None)
     state = SimpleNamespace(id="loader-0", living=lambda: loader, record=record)

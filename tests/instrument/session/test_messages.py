@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from loaderdoctor.instrument.command.measuring_process import MessagePipe
+from loaderdoctor.instrument.command import MessagePipe
 from loaderdoctor.instrument.command.rank_connection import RankConnection, beginning
 from loaderdoctor.instrument.session.messages import Messages
 from loaderdoctor.instrument.wire.protocol import Begin, Measure, Progress, Ready

@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from loaderdoctor.instrument.recording import recorder
+from loaderdoctor.instrument import recording
+from loaderdoctor.instrument.recording import Recorder
 from loaderdoctor.instrument.recording.loop_tuner import LoopTuner
-from loaderdoctor.instrument.recording.recorder import Recorder
+from loaderdoctor.instrument.session import Session
 from loaderdoctor.instrument.session import loop as loops
 from loaderdoctor.instrument.session.hooks import Hooks
-from loaderdoctor.instrument.session.session import Session
 from loaderdoctor.instrument.wire.protocol import Beat, Note
 from tests.instrument.watched import Numbers, QueuedChannel, Trainer, loader_of
 
@@ -171,9 +171,9 @@ def _counts(beat: Beat) -> Any:
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """One beat, at the end; the first window is short."""
-    monkeypatch.setattr(recorder, "BEAT_NS", 10**12)
-    monkeypatch.setattr(recorder, "FIRST_STEPS", (8, 8))
-    monkeypatch.setattr(recorder, "BLOCK_NS", 1)
+    monkeypatch.setattr(recording, "BEAT_NS", 10**12)
+    monkeypatch.setattr(recording, "FIRST_STEPS", (8, 8))
+    monkeypatch.setattr(recording, "BLOCK_NS", 1)
 
 
 @pytest.mark.parametrize("loop", SHAPES, ids=lambda x: x.__name__)

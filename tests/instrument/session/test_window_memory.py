@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from loaderdoctor.instrument.session.session import ScriptOverError
+from loaderdoctor.instrument.session import ScriptOverError
 from loaderdoctor.instrument.session.sources import SourceRefusedError
 from loaderdoctor.instrument.session.window_memory import Timed, with_history
 from loaderdoctor.instrument.wire.protocol import WindowDone, WindowRequest

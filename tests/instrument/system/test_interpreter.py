@@ -13,7 +13,7 @@ import pytest
 import loaderdoctor
 from loaderdoctor.advice.code import edit_loader_call
 from loaderdoctor.attribution.host import is_user_frame
-from loaderdoctor.instrument.system.interpreter import Site, source_lines, user_site
+from loaderdoctor.instrument.system import Site, source_lines, user_site
 from loaderdoctor.settings import Settings
 
 PACKAGE = Path(loaderdoctor.__file__).parent
@@ -37,7 +37,7 @@ def test_a_recipe_inside_the_installed_package_is_the_users_code() -> None:
 def test_the_rest_of_the_package_is_not() -> None:
     site = called_from(PACKAGE / "instrument" / "session.py")
     assert site.label != "session.py:3"
-    assert not is_user_frame("site-packages/loaderdoctor/instrument/session/session.py(41): fetch")
+    assert not is_user_frame("site-packages/loaderdoctor/instrument/session.py(41): fetch")
 
 
 def test_a_call_over_several_lines_keeps_its_layout_and_so_does_its_edit(tmp_path: Path) -> None:

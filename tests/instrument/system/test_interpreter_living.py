@@ -7,7 +7,7 @@ import weakref
 from pathlib import Path
 
 import loaderdoctor
-from loaderdoctor.instrument.system.interpreter import living
+from loaderdoctor.instrument.system import living
 
 
 class Base:

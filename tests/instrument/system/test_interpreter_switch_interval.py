@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from loaderdoctor.instrument.system.interpreter import SOON_S, ask_as_usual, ask_soon
+from loaderdoctor.instrument.system import SOON_S, ask_as_usual, ask_soon
 
 THEIRS_S = 0.004
 

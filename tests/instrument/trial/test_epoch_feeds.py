@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from loaderdoctor.instrument.trial import epoch_feeds
-from loaderdoctor.instrument.trial.epoch_feeds import LoaderFeed, shut_down
+from loaderdoctor.instrument import trial
+from loaderdoctor.instrument.trial import LoaderFeed, shut_down
 from tests.instrument.watched import Numbers
 
 
@@ -35,7 +35,7 @@ class Slow(Numbers):
 def test_a_killed_worker_is_no_error_of_what_the_loop_does_and_ends_the_trial(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(epoch_feeds, "POLL_S", 0.3)
+    monkeypatch.setattr(trial, "POLL_S", 0.3)
     feed, iterator = workers_of(Slow(400), timeout_s=60.0)
     feed.next()
     killed, other = iterator._workers
@@ -52,7 +52,7 @@ def test_a_killed_worker_is_no_error_of_what_the_loop_does_and_ends_the_trial(
 def test_workers_that_are_slow_are_waited_for_up_to_the_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(epoch_feeds, "POLL_S", 0.1)  # a batch takes 0.8 s
+    monkeypatch.setattr(trial, "POLL_S", 0.1)  # a batch takes 0.8 s
     feed, iterator = workers_of(Slow(16), timeout_s=20.0)
     taken = [feed.next() for _ in range(4)]
     assert [int(x[0, 0]) for x, _ in taken] == [0, 4, 8, 12]  # none was skipped

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from torchvision import transforms
 
 from loaderdoctor.errors import TrialRefused
-from loaderdoctor.instrument.dataset.iteration import states
+from loaderdoctor.instrument.dataset import states
 from loaderdoctor.settings import Settings
 from tests.instrument.axis_cases import digests, plainly, taken
 from tests.instrument.on_meta import META

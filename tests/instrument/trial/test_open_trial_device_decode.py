@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, Subset
 from torchvision import datasets, transforms
 from torchvision.transforms import v2
 
+from loaderdoctor.instrument.dataset import states
 from loaderdoctor.instrument.dataset.cached import MAX_MEAN_DIFFERENCE
-from loaderdoctor.instrument.dataset.iteration import states
 from loaderdoctor.instrument.trial.open_trial import measure_boundary
 from loaderdoctor.settings import Settings
 from tests.instrument.opening import opened, reason

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from loaderdoctor.attribution import attribute
 from loaderdoctor.attribution.pictures import tracks
-from loaderdoctor.attribution.trace_facts import attribute
 from loaderdoctor.report.traces import TRACK_PID, Overlay, StepShares, write_perfetto_trace
 from loaderdoctor.trace import read_trace
 from tests.report.conftest import CASES, load, trace_path

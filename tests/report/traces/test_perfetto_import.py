@@ -14,8 +14,8 @@ from torch_tb_profiler.profiler.data import RunProfileData
 from torch_tb_profiler.profiler.event_parser import ProfileRole
 from torch_tb_profiler.profiler.run_generator import RunGenerator
 
+from loaderdoctor.attribution import attribute
 from loaderdoctor.attribution.pictures import tracks
-from loaderdoctor.attribution.trace_facts import attribute
 from loaderdoctor.report import decode_report
 from loaderdoctor.report.traces import Overlay, write_perfetto_trace
 from loaderdoctor.report.traces.worker_tracks import CATEGORY

@@ -18,7 +18,7 @@ from torch_tb_profiler.profiler.data import RunProfileData
 from torch_tb_profiler.profiler.event_parser import ProfileRole
 from torch_tb_profiler.profiler.run_generator import RunGenerator
 
-from loaderdoctor.attribution.trace_facts import attribute, facts_of
+from loaderdoctor.attribution import attribute, facts_of
 from loaderdoctor.errors import TraceError, UsageError
 from loaderdoctor.report.traces.tensorboard import WAIT_NAME, Wait, nested, write_plugin_trace
 from loaderdoctor.trace import read_trace

@@ -29,9 +29,9 @@ from loaderdoctor.sweep.presets.published import (
 from loaderdoctor.sweep.presets.who_is_faster import MATRIX, PORTIONS, WHO_IS_FASTER
 from loaderdoctor.sweep.report_rows import trial_rows
 from loaderdoctor.sweep.run import Sweep
+from loaderdoctor.tryout import Measurement, Options, Trial
 from loaderdoctor.tryout.measuring import Equipment
 from loaderdoctor.tryout.ranking import Ranking, rank
-from loaderdoctor.tryout.trials import Measurement, Options, Trial
 from tests.report import samples
 from tests.tryout.simulator import SimulatedRun, Truth, observed
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from loaderdoctor.errors import TrialRefused
-from loaderdoctor.instrument.trial.trial_checks import OnCpus, cpu_sets
+from loaderdoctor.instrument.system.processes import OnCpus, cpu_sets
 from loaderdoctor.settings import Settings
 from tests.instrument.opening import ids, opened, reason
 from tests.instrument.trial_cases import Squares

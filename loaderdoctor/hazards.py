@@ -1,6 +1,6 @@
 """What other settings of a loader would break: one table, asked at two moments.
 
-Before settings are advised (`findings/loader_change.py`: a run that is started again with them),
+Before settings are advised (`findings/capacity.py`: a run that is started again with them),
 and before a trial opens a second loader next to the running one
 (`instrument/trial/trial_checks.py`). Both describe what they would do as a `Change`.
 What torch itself does not accept is in `combinations.py`.

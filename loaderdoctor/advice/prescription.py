@@ -61,10 +61,9 @@ from loaderdoctor.combinations import invalid_reason
 from loaderdoctor.estimate import binomial_interval
 from loaderdoctor.facts import Facts
 from loaderdoctor.findings import Finding, Kind
-from loaderdoctor.findings.capacity import by_ablation, reachable_ms
+from loaderdoctor.findings.capacity import by_ablation, reachable_ms, why_unsafe
 from loaderdoctor.findings.exposure import has_accelerator
 from loaderdoctor.findings.input_parts import least_batch_ms, least_rest_ms
-from loaderdoctor.findings.loader_change import why_unsafe
 from loaderdoctor.findings.loop_words import OWN_BATCHES, makes_batches
 from loaderdoctor.findings.rules.batch_making import LARGE_BATCH_BYTES
 from loaderdoctor.settings import Settings

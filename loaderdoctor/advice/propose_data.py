@@ -19,7 +19,7 @@ from loaderdoctor.advice.worked import CONVERTING, batchwise, rows
 from loaderdoctor.facts import Facts
 from loaderdoctor.facts.step import HIGH_SHARE, MODERATE_SHARE
 from loaderdoctor.findings import Kind
-from loaderdoctor.findings.capacity import by_ablation
+from loaderdoctor.findings.capacity import by_ablation, dataset_bytes, start_method
 from loaderdoctor.findings.exposure import has_accelerator, num_workers
 from loaderdoctor.findings.input_parts import (
     least_rest_ms,
@@ -27,7 +27,6 @@ from loaderdoctor.findings.input_parts import (
     making_cost,
     pace_kept,
 )
-from loaderdoctor.findings.loader_change import dataset_bytes, start_method
 from loaderdoctor.instrument.wire.records import LoaderRecord
 from loaderdoctor.settings import Settings, Value
 

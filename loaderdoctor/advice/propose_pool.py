@@ -12,7 +12,6 @@ from loaderdoctor.findings.capacity import (
     MAX_WAITING_CPU_SHARE,
     cpu_bound_ms,
     fed_workers,
-    stall_cost,
     worker_limit,
     workers_needed,
 )
@@ -21,6 +20,7 @@ from loaderdoctor.findings.input_parts import (
     least_without_ms,
     pace_kept,
     pool_ms,
+    stall_cost,
     startup_ms_per_step,
 )
 from loaderdoctor.findings.rules.memory import asked_for, mostly_full

@@ -22,10 +22,9 @@ from loaderdoctor.facts import Facts
 from loaderdoctor.facts.host import LineHotspot
 from loaderdoctor.facts.step import MODERATE_SHARE
 from loaderdoctor.findings import Kind
-from loaderdoctor.findings.capacity import MAX_WAITING_CPU_SHARE
+from loaderdoctor.findings.capacity import MAX_WAITING_CPU_SHARE, dataset_bytes
 from loaderdoctor.findings.exposure import has_accelerator
 from loaderdoctor.findings.line_names import conversion, most_share, seen, seen_enough, where
-from loaderdoctor.findings.loader_change import dataset_bytes
 from loaderdoctor.findings.rules.batch_making import LARGE_BATCH_BYTES
 from loaderdoctor.findings.rules.saturated import MAX_OVERHEAD_SAMPLE_MS
 from loaderdoctor.instrument.wire.records import LoaderRecord

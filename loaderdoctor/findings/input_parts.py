@@ -20,7 +20,6 @@ from loaderdoctor.findings.capacity import (
     pool_falls_short_ms,
     rest_ms,
     run_wait_share,
-    stall_cost,
 )
 from loaderdoctor.findings.exposure import Cost, Part, input_cost, num_workers
 
@@ -265,3 +264,17 @@ def _least_receiving_ms(facts: Facts) -> float:
     if not num_workers(facts) or seen is None or not seen.exposed or seen.got_ms is None:
         return 0.0
     return max(0.0, seen.got_ms.low)
+
+
+def stall_cost(facts: Facts) -> Cost | None:
+    """What waiting for a slow batch costs while later ones are ready; None where nothing of note.
+
+    Only a pool that hands its batches out in order makes the loop wait so.
+    """
+    workers, cost, loader = facts.workers, input_cost(facts), facts.main_loader
+    if workers is None or cost is None or workers.n_workers < 2 or not workers.head_of_line_ms:
+        return None
+    if loader is not None and loader.settings.in_order is False:
+        return None
+    stall = cost.part(workers.head_of_line_ms)
+    return stall if stall.share >= MODERATE_SHARE else None

@@ -16,8 +16,8 @@ from loaderdoctor.facts.loop import AblationFacts, Mechanisms, StepFacts, WallFa
 from loaderdoctor.facts.step import Bound, Shares, VerdictSeverity
 from loaderdoctor.facts.trace import BusyFacts
 from loaderdoctor.findings import Finding, Tested
+from loaderdoctor.findings.capacity import workers_forecast_bytes
 from loaderdoctor.findings.line_names import seen_enough, spread_words
-from loaderdoctor.findings.loader_change import workers_forecast_bytes
 from loaderdoctor.instrument.wire.records import Environment
 from loaderdoctor.report import model, plain_value, run_model
 from loaderdoctor.report.model import Trial

@@ -23,7 +23,7 @@ from loaderdoctor.facts.host import WorkerFacts
 from loaderdoctor.facts.loop import StepFacts
 from loaderdoctor.facts.step import Shares, StepTimeline
 from loaderdoctor.facts.trace import TraceFacts
-from loaderdoctor.findings.loader_change import why_unsafe
+from loaderdoctor.findings.capacity import why_unsafe
 from loaderdoctor.instrument.command.launched_run import ScriptRunLike
 from loaderdoctor.instrument.wire import worker_records
 from loaderdoctor.instrument.wire.protocol import Note, Observed, WindowDone

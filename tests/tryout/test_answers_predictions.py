@@ -18,8 +18,8 @@ from tests.findings.builders import machine, step, with_exposed
 from tests.findings.input_facts import BY_ITSELF, NO_WORKERS
 from tests.findings.rules import (
     test_contention,
+    test_contention_page_faults,
     test_copies,
-    test_memory_page_faults,
     test_saturated,
     test_starved,
     test_threads,
@@ -32,7 +32,7 @@ CASES = tuple(
     for module in (
         test_contention,
         test_copies,
-        test_memory_page_faults,
+        test_contention_page_faults,
         test_saturated,
         test_starved,
         test_threads,

@@ -10,8 +10,9 @@ from loaderdoctor.findings.exposure import severity
 from loaderdoctor.findings.rules.batch_making import (
     collate_bound,
     dataset_format_bound,
-    head_of_line_stall,
+    iterator_recreated,
     sampler_bound,
+    worker_startup_each_epoch,
 )
 from loaderdoctor.findings.rules.compute_hints import (
     bias_before_batchnorm,
@@ -19,9 +20,12 @@ from loaderdoctor.findings.rules.compute_hints import (
     data_parallel,
     grad_not_set_to_none,
     padding_waste,
+    subnormal_numbers,
     tf32_off,
 )
 from loaderdoctor.findings.rules.contention import (
+    allocator_page_faults,
+    batch_page_faults,
     gil_contention,
     pin_thread_bound,
     workers_share_a_core,
@@ -36,15 +40,10 @@ from loaderdoctor.findings.rules.copies import (
 )
 from loaderdoctor.findings.rules.host import launch_bound, sync_every_step, work_between_steps
 from loaderdoctor.findings.rules.memory import (
-    allocator_page_faults,
-    batch_page_faults,
     gc_in_workers,
     gc_pauses,
-)
-from loaderdoctor.findings.rules.new_shapes import (
-    autotuning_each_shape,
-    compute_depends_on_new_shapes,
-    recompilation,
+    worker_memory_grows,
+    workers_copy_dataset,
 )
 from loaderdoctor.findings.rules.outside import (
     pass_before_training,
@@ -53,6 +52,7 @@ from loaderdoctor.findings.rules.outside import (
 )
 from loaderdoctor.findings.rules.saturated import (
     cpu_saturated_workers,
+    head_of_line_stall,
     overhead_bound_loader,
     storage_bound_workers,
 )
@@ -61,15 +61,17 @@ from loaderdoctor.findings.rules.slow_storage import (
     latency_bound_storage,
     many_small_reads,
 )
-from loaderdoctor.findings.rules.slowed_compute import gpu_throttled, slow_rank, subnormal_numbers
-from loaderdoctor.findings.rules.startup import (
-    iterator_recreated,
-    main_guard_missing,
-    worker_startup_each_epoch,
+from loaderdoctor.findings.rules.slowed_compute import (
+    autotuning_each_shape,
+    compute_depends_on_new_shapes,
+    gpu_throttled,
+    recompilation,
+    slow_rank,
 )
 from loaderdoctor.findings.rules.starved import (
     idle_workers,
     loader_in_main_process,
+    main_guard_missing,
     too_few_workers,
     workers_just_keep_up,
 )
@@ -81,7 +83,6 @@ from loaderdoctor.findings.rules.storage import (
 )
 from loaderdoctor.findings.rules.streams import samples_repeated, shuffle_collapsed, uneven_shards
 from loaderdoctor.findings.rules.threads import thread_oversubscription
-from loaderdoctor.findings.rules.worker_memory import worker_memory_grows, workers_copy_dataset
 
 RULES: tuple[Rule, ...] = (
     main_guard_missing,

@@ -6,14 +6,12 @@ would only make it wait longer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from loaderdoctor import format as fmt
 from loaderdoctor.facts import Facts
 from loaderdoctor.facts.step import HIGH_SHARE, MODERATE_SHARE
 from loaderdoctor.facts.trace import ComputeFacts
-from loaderdoctor.findings import EvidenceValue, Finding, Kind, Severity
-from loaderdoctor.findings.exposure import exposed
+from loaderdoctor.findings import Finding, Kind, Severity
+from loaderdoctor.findings.exposure import exposed, has_accelerator
 
 # With less than half of the step in kernels, most of what shorter kernels save is idle already:
 # `gpu_resident` in `traces/` has 0.4 ms of kernels in a step of 3.3 ms.
@@ -23,6 +21,10 @@ MIN_FORWARDS_PER_STEP = 0.5
 TF32_SINCE = 8  # CUDA compute capability: Ampere
 # Below a hundredth of the step nobody will find the gain again.
 MIN_FILL_SHARE = 0.01
+# An operation that takes 40 times as long on one value in a hundred takes 1.4 times as long.
+MIN_SHARE = 0.01
+# Two timings of some microseconds each: less may be the machine's.
+MIN_SLOWDOWN = 3.0
 
 
 def data_parallel(facts: Facts) -> Finding | None:
@@ -40,8 +42,9 @@ def data_parallel(facts: Facts) -> Finding | None:
         n_replicas = trace.n_computing_devices
     if n_replicas is None or n_replicas < 2 or _input_first(facts):
         return None
-    return _hint(
-        Kind.DATA_PARALLEL,
+    return Finding(
+        kind=Kind.DATA_PARALLEL,
+        severity=Severity.LOW,
         share=None,
         summary=(
             f"nn.DataParallel replicates the model to {n_replicas} GPUs in every step and "
@@ -76,8 +79,9 @@ def tf32_off(facts: Facts) -> Finding | None:
     share = _step_share(facts, compute.float32_gemm_ms)
     if share < MODERATE_SHARE:
         return None
-    return _hint(
-        Kind.TF32_OFF,
+    return Finding(
+        kind=Kind.TF32_OFF,
+        severity=Severity.LOW,
         share=share,
         summary=(
             f"Matrix products in full float32 take {fmt.ms(compute.float32_gemm_ms)} of the step "
@@ -110,8 +114,9 @@ def cudnn_benchmark_off(facts: Facts) -> Finding | None:
     share = _step_share(facts, compute.convolution_ms)
     if share < HIGH_SHARE:
         return None
-    return _hint(
-        Kind.CUDNN_BENCHMARK_OFF,
+    return Finding(
+        kind=Kind.CUDNN_BENCHMARK_OFF,
+        severity=Severity.LOW,
         share=None,
         summary=(
             f"Convolutions take {fmt.ms(compute.convolution_ms)} of the step ({fmt.share(share)}), "
@@ -145,8 +150,9 @@ def grad_not_set_to_none(facts: Facts) -> Finding | None:
     if share < MIN_FILL_SHARE:
         return None
     site = record.zero_fill_site if record is not None else None
-    return _hint(
-        Kind.GRAD_NOT_SET_TO_NONE,
+    return Finding(
+        kind=Kind.GRAD_NOT_SET_TO_NONE,
+        severity=Severity.LOW,
         share=share,
         summary=(
             f"Filling gradients with zeros takes {fmt.ms(fill_ms)} of the step ({fmt.share(share)})"
@@ -176,8 +182,9 @@ def bias_before_batchnorm(facts: Facts) -> Finding | None:
     n = len(record.biased)
     first = record.biased[0]
     layers = f"{n} layers add a bias" if n > 1 else "One layer adds a bias"
-    return _hint(
-        Kind.BIAS_BEFORE_BATCHNORM,
+    return Finding(
+        kind=Kind.BIAS_BEFORE_BATCHNORM,
+        severity=Severity.LOW,
         share=None,
         summary=(
             f"{layers} that the batch norm behind subtracts again with the batch's mean "
@@ -210,8 +217,9 @@ def padding_waste(facts: Facts) -> Finding | None:
     fixed = ", and all have one length" if padding.one_length else ""
     longest = "pad to the longest sample of each batch, and " if padding.one_length else ""
     advice = f"{longest}put samples of about one length into a batch (bucketing)."
-    return _hint(
-        Kind.PADDING_WASTE,
+    return Finding(
+        kind=Kind.PADDING_WASTE,
+        severity=Severity.LOW,
         share=share,
         summary=(
             f"{fmt.share(padding.share)} of the cells of the batch's {padding.path} are padding "
@@ -224,6 +232,40 @@ def padding_waste(facts: Facts) -> Finding | None:
             "n_batches": padding.n_batches,
         },
         advice=f"{advice[:1].upper()}{advice[1:]}",
+    )
+
+
+def subnormal_numbers(facts: Facts) -> Finding | None:
+    """What a loop on the CPU trains holds subnormal numbers, and they cost time here.
+
+    Decides on: their share among parameters, gradients and the optimizer's state, looked at once
+    after the first steps, and a product of them timed against one of normal numbers.
+    Abstains: an accelerator, no optimizer of torch's, or a CPU that flushes them.
+    Fooled by: activations, which are not looked at; and tensors that the step hardly touches.
+    """
+    seen = facts.subnormals
+    if seen is None or has_accelerator(facts):
+        return None
+    if seen.share < MIN_SHARE or seen.slowdown < MIN_SLOWDOWN:
+        return None
+    return Finding(
+        kind=Kind.SUBNORMAL_NUMBERS,
+        severity=Severity.LOW,  # what of the step it is was not measured
+        share=None,
+        summary=(
+            f"{fmt.share(seen.share)} of the {seen.where} are subnormal numbers (below 1.2e-38): "
+            f"a product of them takes {fmt.number(seen.slowdown)} times as long on this CPU as one "
+            "of others, timed in this run. What they cost a step was not measured."
+        ),
+        evidence={
+            "where": seen.where,
+            "subnormal_share": seen.share,
+            "values_looked_at": seen.n_looked_at,
+            "slowdown": seen.slowdown,
+            "step_ms": facts.step_ms,
+        },
+        advice="torch.set_flush_denormal(True) once, before training: they are then taken for 0, "
+        "which changes results by less than 1.2e-38 an operation.",
     )
 
 
@@ -254,25 +296,6 @@ def _step_share(facts: Facts, ms_per_step: float) -> float:
     assert facts.trace is not None
     wall_ms = step_ms if step_ms and facts.trace.has_accelerator else facts.trace.wall_ms
     return min(1.0, ms_per_step / wall_ms) if wall_ms > 0 else 0.0
-
-
-def _hint(
-    kind: Kind,
-    *,
-    share: float | None,
-    summary: str,
-    evidence: Mapping[str, EvidenceValue],
-    advice: str,
-) -> Finding:
-    """A finding of low severity; `share` is the most that the change can gain, where known."""
-    return Finding(
-        kind=kind,
-        severity=Severity.LOW,
-        share=share,
-        summary=summary,
-        evidence=evidence,
-        advice=advice,
-    )
 
 
 def _one_shape(facts: Facts) -> bool:

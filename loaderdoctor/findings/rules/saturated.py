@@ -1,4 +1,4 @@
-"""More workers would not help: the CPU is full, the storage is slow, or data is not what costs.
+"""More workers would not help: the CPU is full, storage is slow, a batch is, or data costs little.
 
 The last is where a batch costs most by being handed over, or by fetching each sample alone.
 """
@@ -29,6 +29,7 @@ from loaderdoctor.findings.input_parts import (
     contention_cost,
     making_cost,
     may_contend,
+    stall_cost,
     unmapped_cost,
 )
 from loaderdoctor.findings.line_names import hot_evidence, hot_sentence
@@ -317,3 +318,56 @@ def _collate_ms_per_sample(facts: Facts) -> float:
     if workers is None or workers.collate_ms is None or workers.n_samples <= 0:
         return 0.0
     return workers.collate_ms * workers.n_batches / workers.n_samples
+
+
+def head_of_line_stall(facts: Facts) -> Finding | None:
+    """Ready batches wait behind an earlier slow one, because they are delivered in order.
+
+    Decides on: the time per step that later batches were ready while the loop waited for an
+    earlier one, within the exposed input time.
+    Abstains: fewer than two workers, order not kept (in_order=False), or not recorded.
+    Fooled by: a pool too small by itself, where any order leaves a wait (see too-few-workers).
+    """
+    workers, cost, stall = facts.workers, input_cost(facts), stall_cost(facts)
+    if workers is None or cost is None or stall is None:
+        return None
+    spread = _sample_spread(facts)
+    varied = ""
+    if spread is not None:
+        varied = (
+            f" A sample takes {fmt.ms(spread[0])} at the median, {fmt.ms(spread[1])} at the 99th"
+        )
+        varied += " percentile."
+    return Finding(
+        kind=Kind.HEAD_OF_LINE_STALL,
+        severity=stall.severity,
+        share=stall.share,
+        loader=loader_id(facts),
+        summary=(
+            f"For {stall.of_step} the loop waits for a slow batch while later ones are ready."
+            f"{varied}"
+        ),
+        predictions=(
+            Prediction(
+                sentence="in_order=False hands them out as they come, if the order is free.",
+                setting="in_order",
+                value=False,
+                advised=True,
+            ),
+        ),
+        evidence={
+            "head_of_line_ms_per_step": workers.head_of_line_ms,
+            "input_ms_per_step": cost.ms,
+            "step_ms": cost.step_ms,
+            "num_workers": workers.n_workers,
+            "median_sample_ms": spread[0] if spread is not None else None,
+            "p99_sample_ms": spread[1] if spread is not None else None,
+        },
+        advice="Use in_order=False where the order of batches is free, or spread slow samples.",
+    )
+
+
+def _sample_spread(facts: Facts) -> tuple[float, float] | None:
+    """Median and 99th percentile of the sample time, ms."""
+    quantiles = facts.workers.sample_ms_quantiles if facts.workers is not None else None
+    return (quantiles[3], quantiles[6]) if quantiles is not None and len(quantiles) == 8 else None

@@ -7,6 +7,7 @@ import math
 from loaderdoctor import format as fmt
 from loaderdoctor.facts import Facts
 from loaderdoctor.facts.host import EdgeFacts
+from loaderdoctor.facts.loop import MachineFacts
 from loaderdoctor.facts.step import MODERATE_SHARE
 from loaderdoctor.facts.trace import (
     BURST_PART,
@@ -30,7 +31,6 @@ from loaderdoctor.findings.capacity import (
     rest_ms,
     worker_limit,
     workers_needed,
-    workers_words,
 )
 from loaderdoctor.findings.exposure import (
     Cost,
@@ -38,6 +38,7 @@ from loaderdoctor.findings.exposure import (
     input_cost,
     loader_id,
     num_workers,
+    spawned_by,
     trace_alone,
 )
 from loaderdoctor.findings.input_parts import pool_ms
@@ -352,3 +353,40 @@ def _need_sentence(
             f"would bring the step to {fmt.ms(predicted_ms)}."
         )
     return f"{many} would keep up: {fmt.ms(predicted_ms)} a step."
+
+
+def main_guard_missing(facts: Facts) -> Finding | None:
+    """The loop makes its batches itself, and the script has no main guard for workers to start.
+
+    Decides on: how this process starts its workers, the statement of the script that trains, and
+    what `loader-in-main-process` decides on.
+    Abstains: workers are forked, the script was not read, or workers would gain nothing.
+    Fooled by: a script that trains in a module it imports, with a guard of its own making.
+    """
+    loader, method = facts.main_loader, spawned_by(facts)
+    if loader is None or method is None or loader.safety.guard_missing is None:
+        return None
+    waits = loader_in_main_process(facts)
+    if waits is None:
+        return None
+    return Finding(
+        kind=Kind.MAIN_GUARD_MISSING,
+        severity=waits.severity,
+        share=waits.share,
+        loader=waits.loader,
+        summary=(
+            f"Workers are started by {method} here, which imports the script again in each of "
+            'them, and what it runs is under no `if __name__ == "__main__":`. With num_workers '
+            "above 0 it would end in a RuntimeError (bootstrapping phase); without, the loop makes "
+            "its batches itself."
+        ),
+        evidence={"start_method": method, "num_workers": 0},
+    )
+
+
+def workers_words(machine: MachineFacts | None, count: int) -> str:
+    """`4 workers`; `4 workers per rank (8 in all)` where several ranks are on the machine."""
+    many = fmt.count(count, "worker")
+    if machine is None or machine.ranks_here == 1 or not count:
+        return many
+    return f"{many} per rank ({count * machine.ranks_here} in all)"

@@ -1,8 +1,8 @@
-"""Sections that the brief and the whole report on a terminal share: from verdict to changes."""
+"""Sections of the report on a terminal: from the verdict to changes, workers and the GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.columns import Columns
 from rich.console import Group, RenderableType
@@ -11,9 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from loaderdoctor import format as fmt
+from loaderdoctor.findings.line_names import PHASES
 from loaderdoctor.format import plain
 from loaderdoctor.report.console.renderables import GLYPHS, Bar, Capped, Verbatim
-from loaderdoctor.report.model import Finding, Report, Step
+from loaderdoctor.report.model import Finding, MemoryHistory, Report, Step, Workers
+from loaderdoctor.report.run_model import Gpu
 from loaderdoctor.report.words.changes import (
     MEASURED,
     Change,
@@ -25,13 +27,25 @@ from loaderdoctor.report.words.changes import (
 )
 from loaderdoctor.report.words.first_screen import (
     evidence_words,
+    listed,
     share_words,
     step_notes,
     what_if,
     what_if_notes,
     what_if_title,
 )
-from loaderdoctor.report.words.parts import Part, parts_of
+from loaderdoctor.report.words.parts import (
+    NESTED,
+    Part,
+    device_figures,
+    device_heading,
+    memory_figures,
+    memory_history_sentence,
+    parts_of,
+    range_headings,
+    range_rows,
+    whole_of,
+)
 from loaderdoctor.report.words.verdict import headline, trust_sentence
 
 PROSE_WIDTH = 100
@@ -44,6 +58,7 @@ _SEVERITY_STYLES = {
     "none": "bold green",
     "uncertain": "bold yellow",
 }
+_HOT_LINES = 3
 
 
 def section(title: str, *body: RenderableType, cap: int | None = PROSE_WIDTH) -> RenderableType:
@@ -281,3 +296,73 @@ def _code(code: str) -> Verbatim:
     styles = {"+": "green", "-": "red"}
     kept = ("\t".join(map(plain, line.split("\t"))) for line in code.splitlines())
     return Verbatim([(x, styles.get(x[:1], "cyan")) for x in kept])
+
+
+def workers(made: Workers | None, others: Sequence[str]) -> RenderableType | None:
+    if made is None:
+        return None
+    makers = fmt.count(made.n_workers, "worker") if made.n_workers else "the training process"
+    figures: dict[str, float | None] = {
+        "batch_ms": made.batch_ms,
+        "of it fetch_ms": made.fetch_ms,
+        "collate_ms": made.collate_ms,
+        "cpu_share": made.cpu_share,
+        "idle_share": made.idle_share if made.n_workers else None,
+        "pinning_ms": made.pin_ms,
+        "receiving_ms": made.receive_ms,
+    }
+    of = f" for {plain(made.loader)}" if others and made.loader is not None else ""
+    body: list[RenderableType] = [Text(f"Made in {makers}{of}: {' · '.join(listed(figures))}")]
+    if made.transforms:
+        each = sorted(made.transforms.items(), key=lambda item: -item[1])
+        words = ", ".join(f"{plain(name)} {fmt.ms(cost)}" for name, cost in each)
+        body.append(Text(f"Transforms, each sample: {words}"))
+    named = [line for line in made.lines if line["named"]]
+    for line in named[:_HOT_LINES]:
+        where = f"{line['file']}:{line['line']}"
+        seen = f"{line['n_looks']} of {line['of_looks']} stack samples of {PHASES[line['phase']]}"
+        text = Text(f"{fmt.share(line['share'])} ({seen}) at {plain(where)}")
+        if line["code"]:
+            text.append(f"  {plain(str(line['code']).strip())}", style="cyan")
+        body.append(text)
+    if made.lines and not named:
+        seen = fmt.count(sum(line["n_looks"] for line in made.lines), "stack sample")
+        if made.spread is not None:
+            body.append(Text(f"No line alone; most of it: {plain(made.spread)}."))
+        else:
+            body.append(Text(f"{seen} of its code: too few, or too spread, to name a line."))
+    body += [Text(plain(other)) for other in others]
+    return section("Making batches", *body)
+
+
+def gpu_lines(gpu: Gpu | None, history: MemoryHistory | None) -> Iterator[str]:
+    if gpu is not None:
+        for device in gpu.devices:
+            which = device_heading(device, len(gpu.devices))
+            yield (f"{which}: " if which else "") + _joined(device_figures(device))
+        memory = _joined(memory_figures(gpu))
+        if memory:
+            yield memory
+        if gpu.busy is not None:
+            yield plain(gpu.busy.summary)
+    if history is not None:
+        yield f"Memory history: {memory_history_sentence(history)}"
+
+
+def ranges_table(report: Report) -> RenderableType:
+    """What each range took, on the host and on the GPU."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black", pad_edge=False)
+    ranges = report.ranges
+    name, *figures = range_headings(whole_of(report).per)
+    table.add_column(name, overflow="fold")
+    for figure in figures:
+        table.add_column(figure, justify="right")
+    for row in range_rows(ranges):
+        table.add_row(*map(Text, row))
+    if not any(found.depth for found in ranges):
+        return table
+    return Group(table, Text(NESTED, style="bright_black"))
+
+
+def _joined(figures: Sequence[tuple[str, str]]) -> str:
+    return " · ".join(f"{name} {figure}" for name, figure in figures)

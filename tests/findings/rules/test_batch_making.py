@@ -11,9 +11,9 @@ from loaderdoctor.findings.rules import find
 from loaderdoctor.findings.rules.batch_making import (
     collate_bound,
     dataset_format_bound,
-    head_of_line_stall,
     sampler_bound,
 )
+from loaderdoctor.findings.rules.saturated import head_of_line_stall
 from loaderdoctor.instrument.wire.records import TensorRecord
 from tests.findings.builders import healthy, line, loader, with_exposed, workers
 from tests.findings.case import Case, fires, stays_silent

@@ -12,11 +12,11 @@ from loaderdoctor.facts.trace import ProfilerFacts
 from loaderdoctor.findings import Kind, Severity
 from loaderdoctor.findings.rules import find
 from loaderdoctor.findings.rules.contention import (
+    batch_page_faults,
     gil_contention,
     pin_thread_bound,
     workers_share_a_core,
 )
-from loaderdoctor.findings.rules.memory import batch_page_faults
 from loaderdoctor.findings.rules.saturated import cpu_saturated_workers, overhead_bound_loader
 from loaderdoctor.instrument.wire.records import LoaderRecord
 from tests.findings.builders import (

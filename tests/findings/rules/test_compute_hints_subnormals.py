@@ -7,7 +7,7 @@ from typing import Any
 
 from loaderdoctor.facts import Facts
 from loaderdoctor.findings import Severity
-from loaderdoctor.findings.rules.slowed_compute import subnormal_numbers
+from loaderdoctor.findings.rules.compute_hints import subnormal_numbers
 from loaderdoctor.instrument.wire.records import SubnormalRecord
 from tests.findings.builders import healthy, machine, trace
 from tests.findings.case import Case, check_fires, check_silent

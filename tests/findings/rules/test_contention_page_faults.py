@@ -16,8 +16,11 @@ from loaderdoctor.facts import Facts
 from loaderdoctor.facts.loop import CpuFacts
 from loaderdoctor.findings import Kind, Severity
 from loaderdoctor.findings.rules import find
-from loaderdoctor.findings.rules.contention import gil_contention
-from loaderdoctor.findings.rules.memory import allocator_page_faults, batch_page_faults
+from loaderdoctor.findings.rules.contention import (
+    allocator_page_faults,
+    batch_page_faults,
+    gil_contention,
+)
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.instrument.wire.window_records import CpuRecord
 from loaderdoctor.report.words.summary import verdict_sentence

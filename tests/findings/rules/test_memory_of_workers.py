@@ -8,7 +8,7 @@ from typing import Any
 from loaderdoctor.facts import Facts
 from loaderdoctor.facts.host import GrowthFacts, WorkerMemoryFacts
 from loaderdoctor.findings import Severity
-from loaderdoctor.findings.rules.worker_memory import worker_memory_grows, workers_copy_dataset
+from loaderdoctor.findings.rules.memory import worker_memory_grows, workers_copy_dataset
 from loaderdoctor.instrument.wire.records import ContainerRecord
 from tests.findings.builders import healthy, loader, machine
 from tests.findings.case import Case, check_fires, check_silent

@@ -11,7 +11,7 @@ from loaderdoctor.facts.host import LoopLineFacts
 from loaderdoctor.facts.loop import CompileFacts, NewShapeFacts
 from loaderdoctor.findings import Kind, Severity
 from loaderdoctor.findings.rules import find
-from loaderdoctor.findings.rules.new_shapes import (
+from loaderdoctor.findings.rules.slowed_compute import (
     autotuning_each_shape,
     compute_depends_on_new_shapes,
     recompilation,

@@ -8,7 +8,7 @@ from loaderdoctor.advice.code import edits_for
 from loaderdoctor.facts import Facts
 from loaderdoctor.findings import Kind, Severity
 from loaderdoctor.findings.rules import find
-from loaderdoctor.findings.rules.startup import main_guard_missing
+from loaderdoctor.findings.rules.starved import main_guard_missing
 from loaderdoctor.settings import Settings
 from tests.findings.builders import healthy, loader, machine, with_exposed
 from tests.findings.case import Case, fires, stays_silent

@@ -11,7 +11,7 @@ from msgspec import structs
 from loaderdoctor.attribution.combine import facts_of_trace
 from loaderdoctor.facts import Facts
 from loaderdoctor.findings import Severity
-from loaderdoctor.findings.rules.startup import iterator_recreated, worker_startup_each_epoch
+from loaderdoctor.findings.rules.batch_making import iterator_recreated, worker_startup_each_epoch
 from loaderdoctor.instrument.wire.records import LoaderRecord
 from tests.findings.builders import healthy, loader, step, trace, with_exposed, workers
 from tests.findings.case import Case, fires, stays_silent

@@ -10,8 +10,7 @@ import pytest
 
 from loaderdoctor.advice.prescription import candidates, not_advised, prescribe
 from loaderdoctor.facts import Facts
-from loaderdoctor.findings.capacity import fed_workers, worker_limit, workers_needed
-from loaderdoctor.findings.loader_change import why_unsafe
+from loaderdoctor.findings.capacity import fed_workers, why_unsafe, worker_limit, workers_needed
 from loaderdoctor.findings.rules import find
 from loaderdoctor.instrument.wire.records import ContainerRecord
 from loaderdoctor.settings import Settings

@@ -10,9 +10,16 @@ from loaderdoctor.advice import loop_snippets
 from loaderdoctor.advice.call_edit import CannotEdit, Expression, with_arguments
 from loaderdoctor.advice.code import LOADER_DEFAULTS, LOADER_PARAMETERS
 from loaderdoctor.advice.fit_settings import fit_settings, rebound
-from loaderdoctor.advice.patch import Editor, define
-from loaderdoctor.advice.places import Built, built, iterated
-from loaderdoctor.advice.source import Source, at_label, called_name, names_in, sources_of
+from loaderdoctor.advice.patch import Editor, define, iterated
+from loaderdoctor.advice.source import (
+    Built,
+    Source,
+    at_label,
+    built,
+    called_name,
+    names_in,
+    sources_of,
+)
 from loaderdoctor.advice.worked import (
     Wrapping,
     from_array,

@@ -21,13 +21,25 @@ from loaderdoctor.advice.code import (
 from loaderdoctor.advice.fit_wrapping import define_wrapping, wrapped_call
 from loaderdoctor.advice.patch import (
     Editor,
+    Iterated,
     collector,
     define,
     import_from,
+    iterated,
     statement_below_imports,
 )
-from loaderdoctor.advice.places import Built, Iterated, built, flat_dict, iterated, moved_to
-from loaderdoctor.advice.source import Loop, Source, at_label, called_name, names_in, sources_of
+from loaderdoctor.advice.source import (
+    Built,
+    Loop,
+    Source,
+    at_label,
+    built,
+    called_name,
+    flat_dict,
+    moved_to,
+    names_in,
+    sources_of,
+)
 from loaderdoctor.facts import Facts
 from loaderdoctor.settings import Settings, Value
 

@@ -9,8 +9,7 @@ from loaderdoctor.advice import dataset_snippets, loop_snippets
 from loaderdoctor.advice.call_edit import CannotEdit, Expression, parsed_call, with_arguments
 from loaderdoctor.advice.code import LOADER_DEFAULTS, LOADER_PARAMETERS
 from loaderdoctor.advice.patch import Editor, define
-from loaderdoctor.advice.places import Built, flat_dict, moved_to
-from loaderdoctor.advice.source import names_in, sources_of
+from loaderdoctor.advice.source import Built, flat_dict, moved_to, names_in, sources_of
 from loaderdoctor.advice.worked import CACHED, Wrapping, over_call, rows, sliced
 from loaderdoctor.facts import Facts
 from loaderdoctor.instrument.wire.records import LoaderRecord

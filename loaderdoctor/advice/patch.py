@@ -2,7 +2,7 @@
 
 What is printed is the difference between the file and the changed file, in the file's own lines
 and indents; so whoever writes it there gets the file that was tried. New lines may stand apart from
-the line they serve: classes, imports, switches.
+the line they serve: classes, imports, switches; and what takes batches, where the loop iterates.
 """
 
 from __future__ import annotations
@@ -13,9 +13,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from loaderdoctor.advice.call_edit import CannotEdit
-from loaderdoctor.advice.places import iterated
-from loaderdoctor.advice.source import Source, unknown_names
+from loaderdoctor.advice.source import (
+    Built,
+    Source,
+    at_label,
+    built,
+    called_name,
+    sources_of,
+    unknown_names,
+)
 from loaderdoctor.facts import Facts
+from loaderdoctor.instrument.wire.records import LoaderRecord
 from loaderdoctor.settings import Value
 
 # Lines that two changes have between them at most for both to be shown as one.
@@ -250,3 +258,69 @@ def collector(editor: Editor, facts: Facts, value: Value) -> None:
 
 def _one_level(indent: str) -> str:
     return "\t" if indent.startswith("\t") else "    "
+
+
+@dataclass(frozen=True, slots=True)
+class Iterated:
+    """The expression whose batches the loop takes: the `loader` of `enumerate(tqdm(loader))`."""
+
+    source: Source
+    loader: ast.expr
+    loop: ast.For | ast.AsyncFor
+
+
+def iterated(facts: Facts, loader: LoaderRecord) -> Iterated | None:
+    """Where the loop takes its batches: as it was seen, else the one place that names it."""
+    sources = sources_of(facts)
+    made = built(facts, loader)
+    builder = made.source.function(made.call) if made is not None else None
+    by = builder.name if builder is not None else None
+    if loader.loop is not None and (found := at_label(sources, loader.loop)) is not None:
+        source, line = found
+        loops = [
+            x
+            for x in _fors(source)
+            if x.iter.lineno <= line <= (x.iter.end_lineno or x.iter.lineno)
+        ]
+        return _iterated(source, loops, by)
+    if made is None:
+        return None
+    if made.name is None:
+        inline = [x for x in _fors(made.source) if made.call in ast.walk(x.iter)]
+        return _iterated(made.source, inline, by)
+    name = made.name
+    return _iterated(made.source, [x for x in _fors(made.source) if _leaf_is(made, x, name)], by)
+
+
+def _fors(source: Source) -> Iterator[ast.For | ast.AsyncFor]:
+    for node in ast.walk(source.tree):
+        if isinstance(node, (ast.For, ast.AsyncFor)):
+            yield node
+
+
+def _leaf_is(made: Built, loop: ast.For | ast.AsyncFor, name: str) -> bool:
+    leaf = _leaf(loop.iter, None)
+    return leaf is not None and made.source.code(leaf) == name
+
+
+def _iterated(
+    source: Source, loops: Sequence[ast.For | ast.AsyncFor], builder: str | None
+) -> Iterated | None:
+    if len(loops) != 1:
+        return None
+    leaf = _leaf(loops[0].iter, builder)
+    return None if leaf is None else Iterated(source, leaf, loops[0])
+
+
+def _leaf(node: ast.expr, builder: str | None) -> ast.expr | None:
+    """The loader in what wraps it; None where that can't be told (`zip` of several).
+
+    `builder`: the function that builds it, whose arguments are none.
+    """
+    while isinstance(node, ast.Call) and node.args:
+        if called_name(node).endswith("DataLoader") or called_name(node) == builder:
+            return node
+        if called_name(node) == "zip" or isinstance(node.args[0], ast.Starred):
+            return None
+        node = node.args[0]
+    return node if isinstance(node, (ast.Name, ast.Attribute, ast.Call, ast.Subscript)) else None

@@ -30,8 +30,7 @@ from loaderdoctor.advice.fit_settings import fit_settings
 from loaderdoctor.advice.ideas import KEPT_BATCHES
 from loaderdoctor.advice.options import option_of
 from loaderdoctor.advice.patch import Editor, Patch
-from loaderdoctor.advice.places import built
-from loaderdoctor.advice.source import Source, called_name, names_in, sources_of
+from loaderdoctor.advice.source import Source, built, called_name, names_in, sources_of
 from loaderdoctor.facts import Facts
 from loaderdoctor.findings import Kind
 from loaderdoctor.findings.exposure import needs_guard

@@ -22,8 +22,8 @@ from loaderdoctor.instrument.wire.records import Environment
 from loaderdoctor.report import model, plain_value, run_model
 from loaderdoctor.report.model import Trial
 from loaderdoctor.report.run_model import Cpu, Outside, Wall, script_of
+from loaderdoctor.report.words import epoch_sentence, idle_gaps_sentence
 from loaderdoctor.report.words.method import method_sentences, of_inference, warnings_of
-from loaderdoctor.report.words.parts import epoch_sentence, idle_gaps_sentence
 from loaderdoctor.report.words.summary import verdict_sentence
 from loaderdoctor.settings import Settings
 

@@ -13,7 +13,7 @@ from rich.text import Text
 from loaderdoctor import format as fmt
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.report.model import Report, Shares
-from loaderdoctor.report.words.parts import SHARE_ORDER
+from loaderdoctor.report.words import SHARE_ORDER
 from loaderdoctor.setting_words import READINGS, heading, phrase
 
 Change = Literal["faster", "slower", "no difference", "unknown"]

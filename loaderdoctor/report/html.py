@@ -16,10 +16,10 @@ from markupsafe import Markup, escape
 
 from loaderdoctor import __version__
 from loaderdoctor import format as fmt
-from loaderdoctor.report import RunFolder, write_bytes
+from loaderdoctor.report import RunFolder, words, write_bytes
 from loaderdoctor.report.charts.figures import HtmlExtras, Table, charts_of
 from loaderdoctor.report.model import Report
-from loaderdoctor.report.words import parts, run, tables
+from loaderdoctor.report.words import parts_of, run, tables, whole_of
 from loaderdoctor.report.words.changes import (
     Change,
     changes_of,
@@ -38,7 +38,6 @@ from loaderdoctor.report.words.first_screen import (
     what_if_notes,
     what_if_title,
 )
-from loaderdoctor.report.words.parts import parts_of, whole_of
 from loaderdoctor.report.words.tables import (
     RANKS_KEY,
     outliers_first,
@@ -113,7 +112,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.globals.update(fmt=fmt, parts=parts, run_words=run)
+    made.globals.update(fmt=fmt, parts=words, run_words=run)
     made.filters.update(
         evidence=evidence_words,
         share_words=share_words,
@@ -298,7 +297,7 @@ def _ranges(report: Report) -> Table | None:
     if not report.ranges:
         return None
     return Table(
-        headings=parts.range_headings(whole_of(report).per), rows=parts.range_rows(report.ranges)
+        headings=words.range_headings(whole_of(report).per), rows=words.range_rows(report.ranges)
     )
 
 

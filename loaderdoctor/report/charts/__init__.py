@@ -11,7 +11,7 @@ from loaderdoctor.estimate import Interval
 from loaderdoctor.facts.step import SampleTimes, StepTimeline, WaitSeries
 from loaderdoctor.report.model import Report, Trial
 from loaderdoctor.report.run_model import GpuBusy
-from loaderdoctor.report.words.parts import SHARE_ORDER
+from loaderdoctor.report.words import SHARE_ORDER
 from loaderdoctor.report.words.tables import UNCLEAR, is_clear, trial_mark
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR
 

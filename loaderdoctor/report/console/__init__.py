@@ -48,6 +48,9 @@ from loaderdoctor.report.console.tables import (
     whole_run,
 )
 from loaderdoctor.report.model import Finding, Report
+from loaderdoctor.report.words import (
+    is_outside,
+)
 from loaderdoctor.report.words.changes import (
     changes_of,
     leader_not_advised,
@@ -55,9 +58,6 @@ from loaderdoctor.report.words.changes import (
     nothing_is_advised,
 )
 from loaderdoctor.report.words.first_screen import causes, other_loader_sentences, shortened
-from loaderdoctor.report.words.parts import (
-    is_outside,
-)
 from loaderdoctor.report.words.summary import names_cause
 from loaderdoctor.setting_words import heading
 

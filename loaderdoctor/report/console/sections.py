@@ -16,6 +16,18 @@ from loaderdoctor.format import plain
 from loaderdoctor.report.console.renderables import GLYPHS, Bar, Capped, Verbatim
 from loaderdoctor.report.model import Finding, MemoryHistory, Report, Step, Workers
 from loaderdoctor.report.run_model import Gpu
+from loaderdoctor.report.words import (
+    NESTED,
+    Part,
+    device_figures,
+    device_heading,
+    memory_figures,
+    memory_history_sentence,
+    parts_of,
+    range_headings,
+    range_rows,
+    whole_of,
+)
 from loaderdoctor.report.words.changes import (
     MEASURED,
     Change,
@@ -33,18 +45,6 @@ from loaderdoctor.report.words.first_screen import (
     what_if,
     what_if_notes,
     what_if_title,
-)
-from loaderdoctor.report.words.parts import (
-    NESTED,
-    Part,
-    device_figures,
-    device_heading,
-    memory_figures,
-    memory_history_sentence,
-    parts_of,
-    range_headings,
-    range_rows,
-    whole_of,
 )
 from loaderdoctor.report.words.verdict import headline, trust_sentence
 

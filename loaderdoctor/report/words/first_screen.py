@@ -12,8 +12,8 @@ from loaderdoctor.estimate import Interval
 from loaderdoctor.facts.step import MODERATE_SHARE
 from loaderdoctor.findings import Kind, Severity
 from loaderdoctor.report.model import Ablation, Finding, PassBeforeTraining, Report, Step
+from loaderdoctor.report.words import is_outside, wall_sentence
 from loaderdoctor.report.words.changes import changes_of
-from loaderdoctor.report.words.parts import is_outside, wall_sentence
 
 # So much of a finding is read at a glance: three lines of 80 columns.
 _MOST_LETTERS = 230

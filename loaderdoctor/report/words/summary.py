@@ -12,13 +12,13 @@ from loaderdoctor.findings.exposure import trace_alone
 from loaderdoctor.findings.input_parts import cost_beyond_wait, mapping_cost
 from loaderdoctor.report import model
 from loaderdoctor.report.model import Recommendation
-from loaderdoctor.report.words.changes import Change, changes_of
-from loaderdoctor.report.words.parts import (
+from loaderdoctor.report.words import (
     outside_cost,
     outside_sentence,
     waits_cost,
     waits_sentence,
 )
+from loaderdoctor.report.words.changes import Change, changes_of
 from loaderdoctor.report.words.verdict import (
     NEW_SHAPES,
     caveats,

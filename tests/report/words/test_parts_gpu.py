@@ -16,7 +16,7 @@ from loaderdoctor.report.build import gpu_of
 from loaderdoctor.report.console import console_text
 from loaderdoctor.report.html import html
 from loaderdoctor.report.model import MemoryHistory, Report
-from loaderdoctor.report.words.parts import (
+from loaderdoctor.report.words import (
     device_figures,
     device_heading,
     idle_gaps_sentence,

@@ -13,8 +13,8 @@ from loaderdoctor.facts.loop import OutsideFacts, WallFacts
 from loaderdoctor.report.build import Judged, build_report
 from loaderdoctor.report.comparison import compare
 from loaderdoctor.report.model import Recommendation, Report
+from loaderdoctor.report.words import wall_sentence
 from loaderdoctor.report.words.changes import meaning
-from loaderdoctor.report.words.parts import wall_sentence
 from loaderdoctor.report.words.summary import cost_sentence, verdict_sentence
 from loaderdoctor.report.words.verdict import headline
 from tests.findings.builders import healthy

@@ -12,7 +12,7 @@ from loaderdoctor.report import model
 from loaderdoctor.report.build import step_of
 from loaderdoctor.report.console import console_text
 from loaderdoctor.report.html import html
-from loaderdoctor.report.words.parts import whole_of
+from loaderdoctor.report.words import whole_of
 from tests.findings.builders import copy_facts, shares, trace, with_exposed
 from tests.report import samples
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from loaderdoctor.advice.places import iterated
+from loaderdoctor.advice.patch import iterated
 from loaderdoctor.advice.writing import written
 from loaderdoctor.settings import Settings
 from tests.advice.printed import applied, blocks, facts_of

@@ -106,6 +106,7 @@ _EXCLUDED = (
             "persistent_workers",
             "keep_iterator",
             "worker_cpus",
+            "worker_gc",
             "synthetic",
             "resident",
         },

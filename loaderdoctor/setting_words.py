@@ -53,6 +53,15 @@ READINGS: Mapping[str, Reading] = {
         },
         unsaid=("inherited",),
     ),
+    "worker_gc": Reading(
+        title="garbage collection in workers",
+        values={
+            "automatic": "automatic garbage collection in workers",
+            "frozen": "gc.freeze() in workers",
+            "rarely": "gc.freeze() with rarer collections in workers",
+        },
+        unsaid=("automatic",),
+    ),
     "background": Reading(
         title="background thread",
         values={

@@ -18,6 +18,7 @@ Background = Literal["off", "host", "device"]
 Collector = Literal["automatic", "frozen", "manual"]
 StartMethod = Literal["fork", "spawn", "forkserver"]
 WorkerCpus = Literal["inherited", "all", "apart", "numa"]
+WorkerCollector = Literal["automatic", "frozen", "rarely"]
 Parallel = Literal["none", "data_parallel", "ddp"]
 
 DEFAULT_PREFETCH_FACTOR = 2  # torch's own, for num_workers > 0
@@ -40,6 +41,9 @@ class Settings:
     in_order: bool | None = None
     start_method: StartMethod | None = None
     worker_cpus: WorkerCpus | None = None  # which CPUs the workers run on
+    # Python's garbage collector in workers: frozen looks at nothing that was there when they began,
+    # rarely at the rest less often too.
+    worker_gc: WorkerCollector | None = None
     background: Background | None = None
     reuse_buffers: bool | None = None  # workers write into shared memory that stays mapped
     threads: int | None = None  # of the training process, in place of workers
@@ -221,6 +225,12 @@ AXES: tuple[Axis, ...] = (
         name="worker_cpus",
         kind="choice",
         choices=("inherited", "all", "apart", "numa"),
+        needs_workers=True,
+    ),
+    Axis(
+        name="worker_gc",
+        kind="choice",
+        choices=("automatic", "frozen", "rarely"),
         needs_workers=True,
     ),
     Axis(name="background", kind="choice", choices=("off", "host", "device"), where="loop"),

@@ -46,7 +46,15 @@ _ARGUMENTS: dict[str, tuple[str, Value]] = {
     "batch_size": ("batch_size", 1),
 }
 # Axes that change what the loader is given, or what is put around it, at its call.
-AROUND_LOADER = ("cache", "batched", "threads", "packed", "worker_cpus", "device_decode")
+AROUND_LOADER = (
+    "cache",
+    "batched",
+    "threads",
+    "packed",
+    "worker_cpus",
+    "worker_gc",
+    "device_decode",
+)
 # Axes that change what the loop over the batches goes over.
 AROUND_BATCHES = ("background", "side_stream")
 LOADER_DEFAULTS: dict[str, Value] = {**dict(_ARGUMENTS.values()), "timeout": 0}

@@ -20,11 +20,13 @@ from loaderdoctor.settings import Settings
 IMAGE_FOLDERS = frozenset({"ImageFolder", "ImageNet"})
 # Classes of torch that hold no other dataset.
 _HOLD_NO_OTHER = frozenset({"Dataset", "TensorDataset", "object"})
-# Functions for worker_init_fn, by the value of `worker_cpus`, and their names.
+# Functions for worker_init_fn, by the value of `worker_cpus` or `worker_gc`, and their names.
 _INITS: Mapping[str | None, tuple[str, str]] = {
     "all": (loop_snippets.ALL_CPUS, "all_cpus"),
     "apart": (loop_snippets.OWN_CPU, "own_cpu"),
     "numa": (loop_snippets.OWN_NODE, "own_node"),
+    "frozen": (loop_snippets.FROZEN, "Frozen"),
+    "rarely": (loop_snippets.RARELY_COLLECTED, "RarelyCollected"),
 }
 
 
@@ -38,8 +40,9 @@ def define_wrapping(editor: Editor, made: Built, loader: LoaderRecord, settings:
         codes.append(loop_snippets.packed(as_dict=flat_dict(loader)))
     codes += [dataset_snippets.DECODED] if settings.device_decode else []
     codes += [loop_snippets.THREADS] if settings.threads else []
-    if settings.worker_cpus in _INITS:
-        codes.append(_INITS[settings.worker_cpus][0])
+    for value in (settings.worker_cpus, settings.worker_gc):
+        if value in _INITS:
+            codes.append(_INITS[value][0])
     if codes:
         define(editor, made.source, made.call, "\n".join(codes))
 
@@ -69,6 +72,8 @@ def wrapped_call(
         if made.unpacks or made.keyword("worker_init_fn") is not None:
             raise CannotEdit("it has a worker_init_fn, or may have one")
         text = _with(text, "worker_init_fn", _INITS[settings.worker_cpus][1])
+    if settings.worker_gc in _INITS:
+        text = _less_collected(made, settings, text)
     if settings.threads:
         if loader.batch_size is None:
             raise CannotEdit("what makes its batches is not known")
@@ -79,6 +84,17 @@ def wrapped_call(
     if settings.packed:
         text = f"OneCopy({text}, {_device(facts, made, loader)})"
     return text
+
+
+def _less_collected(made: Built, settings: Settings, text: str) -> str:
+    """The call with a worker_init_fn that calls the one that it had. Raises CannotEdit."""
+    call = parsed_call(text)
+    if call is None or made.unpacks or len(call.args) > LOADER_PARAMETERS.index("worker_init_fn"):
+        raise CannotEdit("it may have a worker_init_fn")
+    name = _INITS[settings.worker_gc][1]
+    init = next((k.value for k in call.keywords if k.arg == "worker_init_fn"), None)
+    own = "" if init is None else ast.unparse(init)
+    return _with(text, "worker_init_fn", f"{name}({'' if own == 'None' else own})")
 
 
 def _encoded(made: Built, loader: LoaderRecord, text: str) -> str:

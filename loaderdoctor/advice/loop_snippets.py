@@ -119,6 +119,20 @@ def own_node(worker_id):  # workers on the NUMA nodes in turns
     nodes = [cpus for cpus in nodes if cpus]
     os.sched_setaffinity(0, nodes[worker_id % len(nodes)])"""
 
+_LESS_COLLECTED = """\
+class {name}:  # a worker_init_fn: {what}
+    def __init__(self, init=None):
+        self.init = init
+    def __call__(self, worker_id):
+        if self.init is not None:
+            self.init(worker_id)
+        gc.freeze()"""
+FROZEN = _LESS_COLLECTED.format(name="Frozen", what="no looking for garbage in what is there now")
+RARELY_COLLECTED = (
+    _LESS_COLLECTED.format(name="RarelyCollected", what="garbage is looked for less often")
+    + "\n        gc.set_threshold(50_000, 20, 50)"
+)
+
 PIN_METHOD_LINES = (
     "def pin_memory(self):  # DataLoader calls it where pin_memory=True",
     "    for name, value in list(vars(self).items()):",

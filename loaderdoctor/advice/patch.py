@@ -32,7 +32,7 @@ MAX_BETWEEN = 3
 BLANK_LINES = 2
 # Modules that new code may read, under the name it reads them by.
 _MODULES = {
-    **{m: m for m in ("copy", "itertools", "numpy", "os", "torch", "torchvision")},
+    **{m: m for m in ("copy", "gc", "itertools", "numpy", "os", "torch", "torchvision")},
     "concurrent": "concurrent.futures",
 }
 _FLAG = "objects_frozen"

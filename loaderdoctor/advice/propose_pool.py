@@ -71,6 +71,10 @@ _UNCOLLECTED = (
     "Objects that refer to each other in a circle stay in memory until gc.collect() is called: "
     "watch the memory over an epoch."
 )
+_SELDOM_COLLECTED = (
+    "Objects that refer to each other in a circle stay longer in the workers' memory: watch it "
+    "over an epoch."
+)
 _OTHER_SUMS = (
     "With another number of threads, sums are made in another order: results may differ in their "
     "last bits. On a machine with more CPUs free, more threads may be right again."
@@ -354,6 +358,25 @@ def collector(case: Case) -> list[Candidate]:
         how=f"the step less the {fmt.share(finding.share)} of it in collections",
         caution=_UNCOLLECTED,
     )
+
+
+def collector_in_workers(case: Case) -> list[Candidate]:
+    """Workers whose garbage collector leaves the dataset alone, or seldom starts at all."""
+    step_ms, explained_ms = case.facts.step_ms, case.explained_ms(Kind.GC_IN_WORKERS)
+    if step_ms is None or explained_ms is None or not case.loader.settings.num_workers:
+        return []
+    predicted_ms = _at_this_pace(case, least_without_ms(case.facts, explained_ms))
+    out = []
+    for how, caution in (("frozen", None), ("rarely", _SELDOM_COLLECTED)):
+        out += case.propose(
+            Kind.GC_IN_WORKERS,
+            changes={"worker_gc": how},
+            predicted_ms=predicted_ms,
+            how=f"the step less the {fmt.ms(explained_ms)} that collections in workers explain, at "
+            "best",
+            caution=caution,
+        )
+    return out
 
 
 def _startup_matters(case: Case, predicted_ms: float | None) -> bool:

@@ -58,6 +58,7 @@ _OF_LOADER = frozenset(
         "in_order",
         "start_method",
         "worker_cpus",
+        "worker_gc",
         "background",
         "reuse_buffers",
         "threads",

@@ -218,6 +218,7 @@ def meaning(settings: Settings, own: Settings) -> Settings:
         in_order=full.in_order is not False or not workers,
         start_method=full.start_method if workers else None,
         worker_cpus=full.worker_cpus if workers and full.worker_cpus != "inherited" else None,
+        worker_gc=full.worker_gc if workers and full.worker_gc != "automatic" else None,
         background=full.background or "off",
         reuse_buffers=bool(full.reuse_buffers) and workers > 0,
         threads=full.threads,

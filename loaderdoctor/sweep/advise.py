@@ -29,6 +29,7 @@ _CAUTIONS = {
     "is applied once only",
     "reuse_buffers": "the buffers stay in shared memory, and workers must be forked",
     "worker_cpus": "workers that are bound can't move to CPUs that are free",
+    "worker_gc": "objects that refer to each other in a circle stay longer in the workers' memory",
     "packed": "batches are on the device as the loop gets them",
     "threads": "the dataset is called by several threads at once, which share the interpreter lock "
     "with the loop: what it changes of itself must bear that",

@@ -1,9 +1,11 @@
-"""The collector's lines: where the loop is the script's own, before it and at each epoch's end."""
+"""The collector's lines: before the script's own loop and at each epoch's end; in workers."""
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -81,3 +83,48 @@ def test_every_script_gets_code_that_compiles_or_words(path: Path, gc: str) -> N
         assert found.idea
         return
     compile(applied(text, blocks(found.code)), path.name, "exec")
+
+
+SEEDED = """from torch.utils.data import DataLoader
+
+def seeded(worker):
+    called.append(worker)
+
+called = []
+loader = DataLoader(list(range(8)), num_workers=2, worker_init_fn={init})  # train loader
+"""
+
+
+@pytest.mark.parametrize("how", ["frozen", "rarely"])
+@pytest.mark.parametrize(
+    ("init", "calls"), [("seeded", [3]), ("lambda n: seeded(n + 1)", [4]), ("None", [])]
+)
+def test_workers_do_what_they_did_and_freeze_behind_it(
+    how: str, init: str, calls: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = SEEDED.format(init=init)
+    facts = facts_of(Path("train.py"), text=text)
+    found = applied(text, blocks(written(facts, Settings(worker_gc=how)).code))  # type: ignore[arg-type]
+    names: dict[str, Any] = {"__name__": "train"}
+    exec(compile(found, "train.py", "exec"), names)
+    done: list[object] = []
+    monkeypatch.setattr(gc, "freeze", lambda: done.append(("frozen", list(names["called"]))))
+    monkeypatch.setattr(gc, "set_threshold", lambda *x: done.append(x))
+    names["loader"].worker_init_fn(3)
+    rare = [(50_000, 20, 50)] if how == "rarely" else []
+    assert done == [("frozen", calls), *rare]
+
+
+def test_both_a_cpu_and_a_collector_go_into_one_function() -> None:
+    text = SEEDED.replace(", worker_init_fn={init}", "")
+    wanted = Settings(worker_cpus="apart", worker_gc="frozen", num_workers=3)
+    found = written(facts_of(Path("train.py"), text=text), wanted).code
+    assert "worker_init_fn=Frozen(own_cpu)" in found
+    compile(applied(text, blocks(found)), "train.py", "exec")
+
+
+def test_a_worker_init_fn_that_cannot_be_seen_is_not_overwritten() -> None:
+    text = SEEDED.format(init="None").replace("worker_init_fn=None", "**options")
+    found = written(facts_of(Path("train.py"), text=text), Settings(worker_gc="frozen"))
+    assert "worker_init_fn=" not in found.code
+    assert "worker_init_fn" in (found.idea or "")

@@ -40,6 +40,7 @@ SETTINGS = (
     Settings(cache=True),
     Settings(threads=4, num_workers=0),
     *(Settings(worker_cpus=x, num_workers=2) for x in ("all", "apart", "numa")),
+    *(Settings(worker_gc=x, num_workers=2) for x in ("frozen", "rarely")),
     Settings(packed=True, pin_memory=True, non_blocking=True),
     Settings(zero_grad_none=True, fused_optimizer=True),
 )

@@ -36,6 +36,7 @@ SAME_LOADING = (
     Settings(num_workers=2, persistent_workers=True, background="host"),
     Settings(threads=3),
     Settings(num_workers=2, worker_cpus="all"),
+    Settings(num_workers=2, worker_gc="rarely"),
     Settings(num_workers=2, reuse_buffers=True),
     Settings(num_workers=2, spdl=True),
     Settings(num_workers=1, start_method="spawn"),

@@ -36,6 +36,28 @@ def test_collections_in_workers_are_told(how: str, tmp_path: Path) -> None:
     assert ("gc-in-workers" in done.kinds) is (how == "workers"), done.summary
 
 
+@pytest.mark.parametrize("how", ["heap-frozen", "heap-numbers"])
+def test_a_large_heap_that_workers_leave_alone_is_no_finding(how: str, tmp_path: Path) -> None:
+    done = diagnose(
+        CAUSES / "collected.py", how, cwd=tmp_path, budget_s=20, options=["--no-verify"]
+    )
+    assert "gc-in-workers" not in done.kinds, done.summary
+
+
+def test_workers_that_leave_a_large_heap_alone_are_tried_and_written(tmp_path: Path) -> None:
+    done = diagnose(CAUSES / "collected.py", "heap", cwd=tmp_path, budget_s=45.0)
+    assert "gc-in-workers" in done.kinds, done.summary
+    as_is, *tried = done.said.trials
+    frozen = [t for t in tried if t.settings.get("worker_gc")]
+    assert frozen, [t.settings for t in tried]
+    assert as_is.step_ms is not None
+    for t in frozen:
+        assert t.step_ms is not None and t.step_ms < 0.9 * as_is.step_ms
+    advised = done.settings["worker_gc"]
+    assert advised.to in ("frozen", "rarely")
+    assert "(start)" in advised.code  # around the function that the script names
+
+
 def test_fewer_collections_are_tried_in_the_running_loop(tmp_path: Path) -> None:
     done = diagnose(CAUSES / "collected.py", "auto", cwd=tmp_path, budget_s=30.0)
     advised = done.settings["gc"]

@@ -129,8 +129,8 @@ def gc_in_workers(facts: Facts) -> Finding | None:
             "input_ms_per_step": cost.ms,
             "step_ms": cost.step_ms,
         },
-        advice="gc.collect(); gc.freeze() once the dataset is there and before the workers start: "
-        "what it holds is never looked at again. Or a worker_init_fn that calls gc.disable().",
+        advice="gc.freeze() in a worker_init_fn: what the dataset holds is never looked at again. "
+        "Or gc.set_threshold(50_000, 20, 50) there too, so that collections are rare.",
     )
 
 

@@ -1,4 +1,4 @@
-"""One context manager for each compute axis: switched inside, as before outside.
+"""One context manager for each compute axis: switched inside, as before outside; `worker_gc`.
 
 A model's `forward` is replaced in the instance, so `model(x)` still runs its hooks. Loops that call
 a method other than the module itself are not reached.
@@ -26,7 +26,10 @@ _ABSENT = object()
 # Fewer is no freeze of anyone's. Under Python 3.12 each collection moves what is immortal among the
 # frozen (375 tuples of built-in types, 3.12.1, with and without `site`); a freeze in a process that
 # has imported nothing has 4,591 objects at least.
-_FEWEST_FROZEN = 2_000
+FEWEST_FROZEN = 2_000
+# What findings name: where the first is 2,000 at most (Python's own), a sample read into objects is
+# looked through many times while it is made.
+RARE_THRESHOLDS = (50_000, 20, 50)
 
 
 # ---------------------------------------------------------------- flags of torch
@@ -80,7 +83,7 @@ def collector(how: Collector) -> Iterator[None]:
     """
     if not gc.isenabled():
         raise TrialRefused("the script has switched the garbage collector off already")
-    if how == "frozen" and gc.get_freeze_count() >= _FEWEST_FROZEN:
+    if how == "frozen" and gc.get_freeze_count() >= FEWEST_FROZEN:
         raise TrialRefused("the script has frozen its objects already")
     if how == "manual":
         gc.disable()
@@ -97,6 +100,36 @@ def collector(how: Collector) -> Iterator[None]:
             # A full one comes once objects have grown by a quarter since the last, which counted
             # none of those that were frozen: the loop's own windows would pay for one more.
             gc.collect()
+
+
+class LessCollected:
+    """A worker_init_fn that calls the user's, and then keeps what is there from the collector.
+
+    Nothing is collected first: in a forked worker that would look at all the objects that it
+    shares with the training process, and so copy their memory. `rarely` raises the thresholds too.
+    """
+
+    def __init__(self, how: str, init: Callable[[int], None] | None) -> None:
+        self._how, self._init = how, init
+
+    def __call__(self, worker_id: int) -> None:
+        """Runs in the worker, where the dataset is and before its first sample."""
+        if self._init is not None:
+            self._init(worker_id)
+        gc.freeze()
+        if self._how == "rarely":
+            gc.set_threshold(*RARE_THRESHOLDS)
+
+
+def less_collected(
+    how: str, init: Callable[[int], None] | None, *, forks: bool
+) -> Callable[[int], None]:
+    """The worker_init_fn for that. Raises TrialRefused where forked workers have it already."""
+    if forks and not gc.isenabled():
+        raise TrialRefused("the script has switched the garbage collector off, for workers too")
+    if forks and how == "frozen" and gc.get_freeze_count() >= FEWEST_FROZEN:
+        raise TrialRefused("the script has frozen its objects already, for forked workers too")
+    return LessCollected(how, init)
 
 
 # ---------------------------------------------------------------- forward of a model

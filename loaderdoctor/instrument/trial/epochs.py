@@ -14,7 +14,9 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler,
 from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.system.processes import OnCpus, cpu_sets
 from loaderdoctor.instrument.trial import EpochFeed
+from loaderdoctor.instrument.trial.compute_switches import less_collected
 from loaderdoctor.instrument.trial.data_axes import TrialData
+from loaderdoctor.instrument.trial.trial_checks import start_method_of
 from loaderdoctor.instrument.wire.records import BoundaryRecord
 from loaderdoctor.settings import Settings
 from loaderdoctor.units import NS_PER_S
@@ -171,6 +173,12 @@ def new_loader(
     if workers and effective.worker_cpus not in (None, "inherited"):
         sets = cpu_sets(effective.worker_cpus)
         arguments["worker_init_fn"] = OnCpus(sets, loader.worker_init_fn)
+    if workers and effective.worker_gc not in (None, "automatic"):
+        arguments["worker_init_fn"] = less_collected(
+            effective.worker_gc,
+            arguments["worker_init_fn"],
+            forks=start_method_of(effective) == "fork",
+        )
     if workers:
         arguments |= {
             "timeout": loader.timeout or fetch_limit_s,

@@ -159,3 +159,15 @@ IN_WORKERS = Case(
 def test_gc_in_workers() -> None:
     check_fires(IN_WORKERS)
     check_silent(IN_WORKERS)
+
+
+def test_both_ways_to_spare_workers_collections_are_tried_by_what_they_explain() -> None:
+    def tried(facts: Facts) -> dict[object, float | None]:
+        found = prescribe(facts, find(facts)).candidates
+        all_ = {c.settings.worker_gc: c.predicted_step_ms for c in found}
+        return {how: ms for how, ms in all_.items() if how is not None}
+
+    told = tried(in_workers())
+    assert list(told) == ["frozen", "rarely"]
+    assert all(ms is not None and 5.0 < ms < 9.0 for ms in told.values())  # of 10: 1.2 at best
+    assert not tried(in_workers(2.0)) and not tried(in_workers(input_=0.02))

@@ -6,6 +6,9 @@ step. Look-alikes: rarely, the same objects, and collected by hand once in many 
 gc.collect() at times, with next to nothing to look at and steps that are long.
 
 workers: two workers that read such records for each sample; workers-off: they collect nothing.
+heap: their dataset holds two million objects, and samples are read into fewer. Look-alikes:
+heap-frozen, the same in workers that freeze as they begin; heap-numbers, as many objects, and
+samples of a number each.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import gc
 import json
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,27 +27,40 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 class Records(Dataset[Tensor]):
     """Samples that are read into objects, next to a heap of others."""
 
-    def __init__(self) -> None:
-        self.heap: list[Any] = [{"id": [i]} for i in range(100_000)]
-        self.text = json.dumps([{"at": [i]} for i in range(20_000)])
+    def __init__(self, n_heap: int = 100_000, n_read: int = 20_000) -> None:
+        self.heap: list[Any] = [{"id": [i]} for i in range(n_heap)]
+        self.text = json.dumps([{"at": [i]} for i in range(n_read)])
 
     def __len__(self) -> int:
         return 10_000
 
     def __getitem__(self, index: int) -> Tensor:
         records = json.loads(self.text)
-        return torch.full((64,), float(records[index]["at"][0]))
+        return torch.full((64,), float(records[index % len(records)]["at"][0]))
+
+
+class Numbers(Records):
+    """Next to the same heap nothing is made that the collector would look at."""
+
+    def __getitem__(self, index: int) -> Tensor:
+        total = 0
+        for i in range(40_000):  # of about the time that reading takes
+            total += i ^ index
+        return torch.full((64,), float(total))
 
 
 def collect_nothing(_worker: int) -> None:
     gc.disable()
 
 
-def in_workers(*, collect: bool) -> None:
+def freeze(_worker: int) -> None:
+    gc.freeze()
+
+
+def in_workers(dataset: Dataset[Tensor], start: Callable[[int], None] | None) -> None:
     model = torch.nn.Linear(64, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
-    start = None if collect else collect_nothing
-    loader = DataLoader(Records(), batch_size=2, num_workers=2, worker_init_fn=start)
+    loader = DataLoader(dataset, batch_size=2, num_workers=2, worker_init_fn=start)
     for x in loader:
         optimizer.zero_grad()
         model(x).mean().backward()
@@ -76,7 +93,11 @@ def main(how: str) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1].startswith("workers"):
-        in_workers(collect=sys.argv[1] == "workers")
+    how = sys.argv[1]
+    if how.startswith("workers"):
+        in_workers(Records(), None if how == "workers" else collect_nothing)
+    elif how.startswith("heap"):
+        kind = Numbers if how == "heap-numbers" else Records
+        in_workers(kind(1_000_000, 10_000), freeze if how == "heap-frozen" else None)
     else:
-        main(sys.argv[1])
+        main(how)

@@ -62,7 +62,11 @@ def test_a_health_is_open_while_the_loader_may_cost_much(
     assert is_open("none", facts) is expected
     assert loader_is_open("moderate", facts) is expected  # of a verdict on something else
     assert not is_open("moderate", facts)
-    wall = WallFacts(step_ms=100.0, outside=(VALIDATION,), n_steps=300)
+    wall = WallFacts(step_ms=100.0, outside=(VALIDATION,), n_steps=300)  # a sixth of all the time
+    severity = "uncertain" if expected else "moderate"
+    assert judge_run(replace(facts, wall=wall)) == ("outside", severity)
+    longer = replace(wall, outside=(replace(VALIDATION, seconds=20.0),))  # four fifths of it
+    assert judge_run(replace(facts, wall=longer)) == ("outside", "high")
     said = verdict_sentence("outside", "moderate", facts=replace(facts, wall=wall))
     assert ("What the loader costs is still open" in said) is expected
 

@@ -326,6 +326,12 @@ OVERRULES: tuple[Overrule, ...] = (
         min_part=0.5,
     ),
     Overrule(
+        winner=Kind.GC_IN_WORKERS,
+        losers=(Kind.COLD_STORAGE,),
+        reason="a worker's first full collections come with samples that it touches first",
+        min_part=0.5,
+    ),
+    Overrule(
         winner=Kind.MANY_SMALL_COPIES,
         losers=(Kind.COPY_NOT_OVERLAPPED,),
         reason="what such copies cost is the calls, which a side stream pays as well",

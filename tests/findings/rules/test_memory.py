@@ -161,6 +161,17 @@ def test_gc_in_workers() -> None:
     check_silent(IN_WORKERS)
 
 
+def test_first_samples_that_are_slow_for_their_collections_are_no_cold_storage() -> None:
+    """Two million objects: a first sample took 12 times as long, and no file was read."""
+
+    def kinds(collecting_ms: float) -> set[Kind]:
+        slow_at_first = in_workers(collecting_ms, first_touch_ratio=12.0, first_touch_ms=120.0)
+        return {x.kind for x in find(slow_at_first)}
+
+    assert Kind.COLD_STORAGE in kinds(0.0)
+    assert kinds(32.0) & {Kind.COLD_STORAGE, Kind.GC_IN_WORKERS} == {Kind.GC_IN_WORKERS}
+
+
 def test_both_ways_to_spare_workers_collections_are_tried_by_what_they_explain() -> None:
     def tried(facts: Facts) -> dict[object, float | None]:
         found = prescribe(facts, find(facts)).candidates

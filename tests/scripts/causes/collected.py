@@ -7,7 +7,7 @@ gc.collect() at times, with next to nothing to look at and steps that are long.
 
 workers: two workers that read such records for each sample; workers-off: they collect nothing.
 heap: their dataset holds two million objects, and samples are read into fewer. Look-alikes:
-heap-frozen, the same in workers that freeze as they begin; heap-numbers, as many objects, and
+heap-rarely, the same in workers that freeze and look rarely; heap-numbers, as many objects, and
 samples of a number each.
 """
 
@@ -53,8 +53,9 @@ def collect_nothing(_worker: int) -> None:
     gc.disable()
 
 
-def freeze(_worker: int) -> None:
+def look_rarely(_worker: int) -> None:
     gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
 
 
 def in_workers(dataset: Dataset[Tensor], start: Callable[[int], None] | None) -> None:
@@ -98,6 +99,6 @@ if __name__ == "__main__":
         in_workers(Records(), None if how == "workers" else collect_nothing)
     elif how.startswith("heap"):
         kind = Numbers if how == "heap-numbers" else Records
-        in_workers(kind(1_000_000, 10_000), freeze if how == "heap-frozen" else None)
+        in_workers(kind(1_000_000, 10_000), look_rarely if how == "heap-rarely" else None)
     else:
         main(how)

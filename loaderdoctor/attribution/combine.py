@@ -190,7 +190,7 @@ def _with_host(
     if trace is None or trace.has_accelerator or shares is None or shares.host is None:
         return low
     own_low = loop_lines.own_low_share if loop_lines is not None else 0.0
-    host_low = host_low_share(shares.host, step, own_low, usable_cpus)
+    host_low = host_low_share(shares.host, step, own_low, usable_cpus, ablation)
     if unclaimed := unclaimed_wait_share(ablation):
         left = max(0.0, own_low, shares.host - unclaimed)
         host_low = left if host_low is None else min(host_low, left)

@@ -200,20 +200,27 @@ def waits_without_neighbours(step: StepFacts | None, usable_cpus: float | None) 
 
 
 def host_low_share(
-    host: float, step: StepFacts | None, own_low_share: float, usable_cpus: float | None
+    host: float,
+    step: StepFacts | None,
+    own_low_share: float,
+    usable_cpus: float | None,
+    ablation: AblationFacts | None = None,
 ) -> float | None:
     """What the host's share is at least beside other programs; None where they don't matter.
 
     A thread that gives up its CPU between two operators, as at a system call, stands still there:
-    in a trace that is the host's time. All that it stood ready outside its fetches may be that.
-    What stack samples show of the loop's own work stays.
+    in a trace that is the host's time. All that it stood ready outside its fetches may be that, and
+    what of its fetches was put down to others: that is no input, and so in the host's share. What
+    stack samples show of the loop's own work stays.
     """
     cpu = step.cpu if step is not None else None
     if step is None or cpu is None or others_cores(step, usable_cpus) is None:
         return None
     if cpu.train_wait_share is None or step.wall_ms.value <= 0:
         return None
-    elsewhere = max(0.0, cpu.train_wait_share - (step.queued_ms or 0.0) / step.wall_ms.value)
+    of_both = (step.neighbours_ms, ablation.neighbours_ms if ablation is not None else None)
+    fetching_ms = max(0.0, (step.queued_ms or 0.0) - max(x or 0.0 for x in of_both))
+    elsewhere = max(0.0, cpu.train_wait_share - fetching_ms / step.wall_ms.value)
     return max(0.0, own_low_share, host - elsewhere)
 
 

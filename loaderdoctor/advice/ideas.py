@@ -130,8 +130,7 @@ CHANGES: Mapping[Kind, Change] = {
     Kind.LAUNCH_BOUND: Change(
         title="Launch less: CUDA graphs, fused optimizers, a bigger batch",
         idea='`torch.compile(model, mode="reduce-overhead")` launches many kernels as one CUDA '
-        "graph, `fused=True` the optimizer's as one; a bigger batch needs fewer launches "
-        "a sample.",
+        "graph, `fused=True` the optimizer's as one; a bigger batch needs fewer launches a sample.",
         example=loop_snippets.LAUNCHES,
         caution="A bigger batch changes training: warm the learning rate up.",
     ),
@@ -341,9 +340,7 @@ _ON: Mapping[str, str] = {
     "background": "`BackgroundGenerator(iter(loader), max_prefetch=2)` of the package "
     "prefetch_generator, in place of the loader in the loop's `for`.",
     "worker_cpus": "`os.sched_setaffinity(0, cpus)` in a `worker_init_fn`: that worker's CPUs.",
-    "worker_gc=frozen": "`gc.freeze()` in a `worker_init_fn`, behind what it does already.",
-    "worker_gc=rarely": "`gc.freeze()` and `gc.set_threshold(50_000, 20, 50)` in a "
-    "`worker_init_fn`, behind what it does already.",
+    "worker_gc": "`gc.freeze()` in a `worker_init_fn`; rarely: `gc.set_threshold(50_000, 20, 50)`.",
     "reuse_buffers": f"{CHANGES[Kind.BATCH_PAGE_FAULTS].idea} The trial measured "
     "loaderdoctor's buffers, each used again once the loop lets go of it: not what yours bring.",
     "threads": "`num_workers=0`, and a ThreadPoolExecutor of {value} threads that makes the "

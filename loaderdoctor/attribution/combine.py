@@ -253,7 +253,7 @@ def facts_of_run(
         hidden=_hidden(trace, step, ablation),
         step=step,
         trace=trace,
-        loaders=tuple(sorted(observed.loaders, key=lambda x: x.role != "train")),
+        loaders=tuple(sorted(observed.loaders, key=lambda x: (x.role != "train", x.beside))),
         transfers=observed.transfers,
         workers=workers,
         other_workers=other_workers,

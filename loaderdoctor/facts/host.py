@@ -128,6 +128,15 @@ class WorkerFacts:
         return self.idle_share if self.least_idle_share is None else self.least_idle_share
 
     @property
+    def most_queued_share(self) -> float | None:
+        """Of making a batch, no CPU was free, if it was never so while the worker was idle."""
+        if self.run_wait_share is None or self.cpu_share is None or self.idle_share is None:
+            return self.run_wait_share
+        making = max(1.0 - self.idle_share, self.run_wait_share)
+        queued = self.run_wait_share / making if making > 0 else 0.0
+        return min(queued, max(0.0, 1.0 - self.cpu_share))
+
+    @property
     def waiting_share(self) -> float | None:
         """Of making a batch, waiting for something else than a CPU: storage, a network, a lock."""
         if self.cpu_share is None:

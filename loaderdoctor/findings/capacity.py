@@ -114,17 +114,19 @@ def batch_cpu_ms(facts: Facts) -> float | None:
     return workers.batch_ms * workers.cpu_share + math.fsum(others)
 
 
-def all_batches_ms(facts: Facts) -> float | None:
+def all_batches_ms(facts: Facts, *, at_best: bool = False) -> float | None:
     """What one process would take for a step's batches of all loaders; None where not recorded.
 
-    Less what their workers queued for a CPU meanwhile, which one process alone need not.
+    Less what their workers queued for a CPU meanwhile, which one process alone need not. How much
+    they did while they made batches is not told apart: as in all of their lives, or `at_best` all.
     """
     if facts.workers is None or not facts.workers.n_batches:
         return None
     made = (facts.workers, *_also_feeding(facts))
     if len(made) < len(facts.feeding):
         return None
-    return math.fsum(w.batch_ms * (1.0 - (w.run_wait_share or 0.0)) for w in made)
+    queued = [(w.most_queued_share if at_best else w.run_wait_share) or 0.0 for w in made]
+    return math.fsum(w.batch_ms * (1.0 - q) for w, q in zip(made, queued, strict=True))
 
 
 def all_receiving_ms(facts: Facts) -> float | None:

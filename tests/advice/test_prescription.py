@@ -30,6 +30,7 @@ from tests.findings.builders import (
     workers,
 )
 from tests.findings.routes_facts import starved
+from tests.findings.rules.test_batch_making_startup import CHEAP, joined
 
 
 def proposed(facts: Facts) -> tuple[Candidate, ...]:
@@ -516,3 +517,14 @@ def test_a_loader_that_pins_in_vain_gets_workers_all_the_same() -> None:
     on_cpu = replace(facts, trace=replace(facts.trace, has_accelerator=False))
     assert Settings(num_workers=3) in by_settings(on_cpu)
     assert all(not settings.pin_memory for settings in by_settings(on_cpu))
+
+
+def test_no_workers_are_tried_first_where_starting_them_is_what_costs() -> None:
+    """Their trial opens no pool, of which six loaders take the time there is."""
+    facts = joined()
+    first, *others = proposed(facts)
+    assert first.settings == Settings(num_workers=0)
+    assert Settings(persistent_workers=True) in [c.settings for c in others]
+    dear = replace(CHEAP, batch_ms=0.7)  # 2.1 of the 7 ms that starting workers takes
+    dearer = tuple(replace(dear, loader=x.loader) for x in facts.other_workers)
+    assert proposed(joined(workers=dear, other_workers=dearer))[0].settings.persistent_workers

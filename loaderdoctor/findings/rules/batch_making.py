@@ -195,13 +195,13 @@ def _kept(step_ms: float | None, *, anew: bool = False) -> Prediction:
 
 def _without_workers(facts: Facts, cost: Cost, startup: Cost) -> Prediction | None:
     """That a loop which makes its batches itself starts nothing, where they are that cheap."""
-    made_ms = all_batches_ms(facts)
+    made_ms = all_batches_ms(facts, at_best=True)
     if made_ms is None or made_ms >= startup.ms:
         return None
     step_ms = cost.step_ms - cost.ms + made_ms
     return Prediction(
-        sentence=f"num_workers=0 starts none: making the batches in the loop takes at most "
-        f"{fmt.ms(made_ms)} a step, which would bring it to {fmt.ms(step_ms)}.",
+        sentence=f"num_workers=0 starts none: making the batches in the loop takes "
+        f"{fmt.ms(made_ms)} of a step or more, which would bring it to {fmt.ms(step_ms)} at best.",
         setting="num_workers",
         which="fewer",
         value=0,

@@ -82,6 +82,10 @@ class StepMarks:
         """Workers were shut down."""
         self._flag(STARTS)
 
+    def apart(self, ns: int) -> None:
+        """They were of a pool that this stretch does not use: as `teardown`."""
+        self._flag(STARTS)
+
     def foreign(self) -> None:
         """Another loader was read, or something saved."""
         self._flag(BESIDES)

@@ -7,13 +7,14 @@ measure windows. All that lives only as long as one of these is in `Session.wind
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from math import inf
 from pathlib import Path
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from loaderdoctor.instrument.session.feed import Torch
+from loaderdoctor.instrument.session.loader_state import LoaderState
 from loaderdoctor.instrument.session.loaders import LoaderRegistry
 from loaderdoctor.instrument.session.open_window import OpenWindow
 from loaderdoctor.instrument.session.passes import PassLog
@@ -113,6 +114,7 @@ class Session:
         self._follow_s = inf if follow_s is None else follow_s
         self._first_defined_ns = 0  # when the step first was known, of training
         self._n_followed = 0  # times that training was followed to another loader
+        self._joined: list[LoaderState] = []  # whose batches join some of the steps
         self.device: torch.device | None = None
         self.boundaries: list[BoundaryRecord] = []
         self.n_steps = 0
@@ -172,7 +174,7 @@ class Session:
 
     def defined(self, definition: Definition) -> None:
         """What a step is, is known: for good where it trains."""
-        self.definition = definition
+        self._use(definition.joined_by(self._joined))
         passes = self.passes
         assert passes is not None
         but = None if definition.trains else definition.clock
@@ -193,6 +195,39 @@ class Session:
         if driver is not None and driver.gi_running:  # type: ignore[attr-defined]
             return False
         self._forget(TrainingBegan(), passes)
+        return True
+
+    def _use(self, definition: Definition) -> None:
+        # Imports torch, which is the script's to import first.
+        from loaderdoctor.instrument.batches.properties import Shapes
+
+        self.definition = definition
+        for loader in definition.train:
+            loader.role, loader.in_background = "train", definition.tick != "fetch"
+            loader.beside = loader is not definition.clock
+            loader.shapes = loader.shapes or Shapes()
+
+    def join(self, ids: Collection[str]) -> bool:
+        """Take batches of these loaders for part of the steps: whether all is measured anew.
+
+        While the loop settles nothing was measured. Late, with ranks that would each decide for
+        themselves, or in a run that is recorded to its end, what was measured stands.
+        """
+        definition, now = self.definition, perf_counter_ns()
+        assert definition is not None
+        new = [x for x in self.registry.states if x.id in ids and x not in self._joined]
+        self._joined += new
+        late_s = (now - self._first_defined_ns) / NS_PER_S - self._follow_s
+        keeps = self.group or self.recording is not None or self._ended or late_s > 0
+        keeps = keeps or getattr(self.driver, "gi_running", False)  # prepares a window
+        if keeps or self.optimizer_marks is not None:
+            self._use(definition.joined_by(new))
+            self.wall = self._new_account()
+            self.wall.begin(now, self.n_steps)
+            return False
+        self._passes_before = self.before_training
+        self.passes = PassLog()
+        self._forget(TrainingBegan(joined=new[0].id), self.passes)
         return True
 
     def follow(self, elsewhere: Elsewhere, now: int) -> bool:

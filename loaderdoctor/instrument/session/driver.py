@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 N_SETTLED = 8
 SLOW_AFTER_S = 10.0
 N_SETTLED_SLOW = 1
-# Accumulation shows once two optimizer steps were seen; beyond so many batches nobody waits for it.
+# Accumulation shows once two optimizer steps were seen, and a loader that joins some steps once it
+# did so twice; beyond so many batches nobody waits for that.
 MAX_SETTLING = 64
 # Steps without one that is free of other loaders' fetches: then every step has them.
 ACCEPT_FOREIGN_AFTER = 16
@@ -57,13 +58,13 @@ Settling = Generator[
 
 def drive(session: Session, now: int) -> Driver:
     """The whole course, from the first boundary after the roles are known."""
-    definition = session.definition
-    assert definition is not None  # boundaries exist once the step is defined
     marks = DeviceMarks(session.device) if session.device is not None else None
     messages = Messages(session)
     step_ns, transfers, compute = yield from _settle(session, messages, now)
     rate = _optimizer_rate(session)
     session.optimizer_marks = None
+    definition = session.definition  # now: other loaders may have joined it
+    assert definition is not None  # boundaries exist once the step is defined
     session.wall.step_ns = sum(step_ns) // len(step_ns) if step_ns else 0
     accumulation = round(1 / rate) if rate is not None and 0 < rate < ACCUMULATES_BELOW else 1
     windows = Windows(
@@ -167,7 +168,8 @@ def _watch_steps(
             clock.accept_foreign()
             session.wall.in_steps = True
         enough = observer is None and clock.n_steps >= (N_SETTLED_SLOW if slow else N_SETTLED)
-        if enough and (slow or n >= MAX_SETTLING or _accumulation_known(session)):
+        known = _accumulation_known(session) and not session.wall.may_be_joined
+        if enough and (slow or n >= MAX_SETTLING or known):
             break
     session.close_window()
     return clock.finish().host_ns, transfers, compute

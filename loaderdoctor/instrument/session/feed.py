@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from loaderdoctor.instrument.session.loader_state import LoaderState
@@ -64,6 +65,7 @@ class Feed:
 
     __slots__ = (
         "__weakref__",
+        "apart_ns",
         "at_ns",
         "create_ns",
         "fresh",
@@ -111,6 +113,7 @@ class Feed:
         self.quick: Callable[[Feed, Any], Any] | None = None
         self.at_ns = 0
         self.create_ns = 0
+        self.apart_ns = 0  # its end took so long for the loop's own pool, not for a substitute
 
     @property
     def held(self) -> DataLoader[Any] | None:
@@ -222,7 +225,10 @@ class Feed:
         self.raw = None
         shut_down = getattr(raw, "_shutdown_workers", None)
         if shut_down is not None and not getattr(raw, "_persistent_workers", False):
+            began = perf_counter_ns()
             shut_down()
+            if self.loader.substitute.source is not None:
+                self.apart_ns = perf_counter_ns() - began
         raise StopIteration
 
 

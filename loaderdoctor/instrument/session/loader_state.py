@@ -210,6 +210,7 @@ class LoaderState:
     feed: weakref.ref[_Pass] | None = None  # the loop's latest pass
     role: Literal["train", "other"] = "other"
     in_background: bool = False  # fetched on another thread than the one that trains
+    beside: bool = False  # its batches join the steps that another loader's tell
     substitute: Substitute = field(default_factory=Substitute)
     loop: str | None = None  # where the loop last began to read it: "train.py:57"
     rebuilt: bool = False  # by another DataLoader object since the pass before
@@ -237,7 +238,7 @@ class LoaderState:
     def start_over(self) -> None:
         """Its own batches again, and no part in a step: which loaders have one is open again."""
         self.substitute.put(None)
-        self.role, self.in_background = "other", False
+        self.role, self.in_background, self.beside = "other", False, False
         self.pending_drop = 0
         self.replay_buffer, self.recording = None, False
 
@@ -276,6 +277,7 @@ class LoaderState:
         return msgspec.structs.replace(
             self.record,
             role=self.role,
+            beside=self.beside,
             loop=self.loop,
             steps_per_epoch=self._steps_per_epoch(),
             batch=self.seen.last,

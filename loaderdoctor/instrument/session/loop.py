@@ -125,7 +125,7 @@ class Loop:
             session.at_fresh_feed, session.at_edge = feed.fresh, feed.at_edge()
             self._replay.fetched()
             self.boundary(start)
-            start = session.wall.began_ns
+            start, definition = session.wall.began_ns, session.definition
         window = session.window  # not before: the boundary may have closed the one before
         if definition is not None:
             trains = loader.role == "train" and not (
@@ -282,7 +282,9 @@ class Loop:
         if feed.loader.role != "train":
             return
         if clock is not None:
-            clock.teardown(took)
+            # The loop's own pool ends in a window that has other batches: none of that window's.
+            substituted = feed.loader.substitute.source is not None
+            (clock.apart if substituted else clock.teardown)(took)
         definition = session.definition
         if definition is not None and get_ident() == definition.thread:
             session.wall.renewed(took)
@@ -295,6 +297,11 @@ class Loop:
         session.n_steps += 1
         if session.wall.eventful:
             session.wall.boundary(now, session.n_steps)
+            joined = session.wall.joined()
+            if joined and session.join(joined):
+                session.hooks.hear_backward()
+                session.wall.began_ns = perf_counter_ns()
+                return
             self._leave_backward(session.definition)
         count = session.window.count
         if count is not None and count(now):
@@ -323,12 +330,6 @@ class Loop:
         definition = session.roles.decide(now)
         if definition is None:
             return None
-        # Imports torch, which is the script's to import first.
-        from loaderdoctor.instrument.batches.properties import Shapes
-
-        for loader in definition.train:
-            loader.role, loader.in_background = "train", definition.tick != "fetch"
-            loader.shapes = loader.shapes or Shapes()
         session.defined(definition)
         session.n_steps = definition.clock.n_fetches
         session.device = training_device(self._optimizer_device)
@@ -350,7 +351,7 @@ class Loop:
 
     def _ran_out(self, feed: Feed, start: int) -> None:
         session = self._session
-        took = perf_counter_ns() - start
+        took = perf_counter_ns() - start - feed.apart_ns
         loader, definition = feed.loader, session.definition
         feed.quick, session.window.hears_work = None, True
         loader.passes.end(feed.n_seen if not feed.tainted else None, took)

@@ -2,13 +2,15 @@
 
 A loader belongs to the step if its fetches are followed by training work (backward or an
 optimizer step) before its next fetch, and it is fetched often enough to be no validation. Batches
-fetched without gradients are never the step's where others are.
+fetched without gradients are never the step's where others are. The steps are told by the loader
+that is trained on most often; one that joins some of them only is seen later, by `wall_account`.
 """
 
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Literal
 
@@ -91,6 +93,14 @@ class Definition:
     calls_model: bool | None = None  # where it does not train
     with_grad: bool = False  # it fetches with gradients on: a pass without them is no training
 
+    def joined_by(self, loaders: Iterable[LoaderState]) -> Definition:
+        """The same with these loaders, of which only some steps have a batch."""
+        new = [x for x in loaders if x not in self.train]
+        if not new:
+            return self
+        text = f"{self.text}, some with one of {' and '.join(x.id for x in new)}"
+        return replace(self, train=(*self.train, *new), text=text)
+
 
 @dataclass(slots=True)
 class RoleObserver:
@@ -159,7 +169,7 @@ class RoleObserver:
         return self._without_work(elapsed_s)
 
     def _fed_by(self) -> list[_Fetches]:
-        """Loaders of the step, in the order they were first fetched."""
+        """Loaders of the step: that which work follows most often, then as first fetched."""
         seen = [f for f in self.fetches.values() if f.n_followed]
         with_grad = [f for f in seen if f.n_without_grad * 2 <= f.n] or seen
         steady = [f for f in with_grad if f.n_followed >= MIN_FOLLOWED * f.n]
@@ -168,7 +178,9 @@ class RoleObserver:
         most = max((f.n for f in chosen), default=0)
         # One batch before the first step may be of a check that the loop left early.
         least = max(MIN_FREQUENCY * most, min(2, most))
-        return [f for f in chosen if f.n >= least]
+        fed = [f for f in chosen if f.n >= least]
+        most_followed = max((f.n_followed for f in fed), default=0)
+        return sorted(fed, key=lambda f: f.n_followed < most_followed)
 
     def _without_work(self, elapsed_s: float) -> Definition | None:
         """The loop as it is, once it is unlikely that it trains; None until then."""

@@ -252,6 +252,12 @@ class StepClock:
         else:
             self._teardown_inside += ns
 
+    def apart(self, ns: int) -> None:
+        """Something took so long that is nothing of what this window measures."""
+        self._uneventful = False
+        if self._open is not None:
+            self._extra -= ns
+
     def foreign(self) -> None:
         """A loader outside the step was fetched: validation, not training."""
         self._uneventful = False

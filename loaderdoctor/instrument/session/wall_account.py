@@ -8,6 +8,7 @@ on the training thread; a step with nothing about it costs one look at a flag.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter_ns
@@ -26,6 +27,9 @@ LAST_BATCH_TIMES = 1.5
 MIN_PHASE_S = 2.0
 PHASE_TIMES = 1.5
 BROKEN_OFF_TIMES = 3.0  # where the present one's epoch is not over: its loop may go on any time
+# Another loader joins some steps where so many of them had a few of its batches, not a pass of it.
+MIN_JOINED = 2
+MAX_JOINED_BATCHES = 4
 
 What = Literal["pass", "save"]
 
@@ -57,6 +61,7 @@ class _Pass:
     took_ns: int = 0
     wait_ns: int = 0
     opening_ns: int = 0  # of `took_ns`, before it had a batch
+    opened: bool = False  # its iterator was made since the last step
     n_batches: int = 0
     n_with_grad: int = 0
     n_worked: int = 0
@@ -70,6 +75,12 @@ class _Pass:
     def trains(self) -> bool:
         """As far as it has come."""
         return self.n_stepped > 0 and 2 * self.n_worked > self.n_batches
+
+    @property
+    def joins(self) -> bool:
+        """Whether it gave the last step a batch or a few, and has not run out."""
+        few = self.n_batches <= (1 if self.opened else MAX_JOINED_BATCHES)
+        return few and 0 < self.n_batches <= 2 * self.n_worked
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +133,8 @@ class WallAccount:
         self._run_began_ns = self._run_first_step = self._run_outside_ns = 0
         self._undisturbed, self._passes_stand = undisturbed, passes_stand
         self._sums: dict[tuple[What, str], _Sum] = {}
+        self._n_joined = Counter[str]()  # steps that had a few batches of another loader
+        self._may_join: set[str] = set()  # loaders read right before the present step's own batch
         self._open: list[_Pass] = []  # the outermost first
         self._current: _Pass | None = None  # whose time runs
         self._since_ns = 0  # up to here time is charged
@@ -151,7 +164,7 @@ class WallAccount:
         for before in [one for one in self._open if one.site == site]:
             self._open.remove(before)  # left before its end
             self._end(before, n_steps)
-        self._begin(site)
+        self._begin(site).opened = True
         self._charge(now, waited=True)
         self.eventful = True
 
@@ -190,6 +203,8 @@ class WallAccount:
 
     def worked(self, *, stepped: bool) -> None:
         """A backward pass, or an optimizer stepped: on all that such passes have fetched since."""
+        self._n_joined.update(self._may_join)
+        self._may_join.clear()
         for one in self._open:
             one.n_worked += one.fed
             one.n_stepped += stepped and one.steps
@@ -250,11 +265,14 @@ class WallAccount:
     def boundary(self, now: int, n_steps: int) -> None:
         """A step boundary behind which something else lay (`eventful`)."""
         self._charge(now)
+        if not self._stretch.epoch_over:
+            self._n_joined.update({one.site for one in self._open if one.joins})
+            self._may_join = {p.site for p in self._open if p.n_batches == 1 and p.fed}
         for one in reversed(self._open):
             self._end(one, n_steps)
         self._open.clear()
         self._current = None
-        stretch, self._stretch, self.eventful = self._stretch, _Stretch(), False
+        stretch, self._stretch, self.eventful = self._stretch, _Stretch(), bool(self._may_join)
         self._n_steps = n_steps
         if stretch.epoch_over:
             self._n_epochs += 1
@@ -311,6 +329,15 @@ class WallAccount:
                 for (what, site), found in self._sums.items()
             ),
         )
+
+    def joined(self) -> list[str]:
+        """Loaders whose batches join some of the steps."""
+        return [site for site, n in self._n_joined.items() if n >= MIN_JOINED]
+
+    @property
+    def may_be_joined(self) -> bool:
+        """Whether one did so once, as far as it was seen."""
+        return any(n < MIN_JOINED for n in self._n_joined.values())
 
     # ------------------------------------------------------------ sums
 

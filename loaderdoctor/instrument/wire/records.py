@@ -140,6 +140,7 @@ class LoaderRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     id: str  # "train.py:41": where it was built; "#2" appended where one line builds several
     role: Literal["train", "other"]  # fetched within the training step, or not
+    beside: bool = False  # its batches join the steps that another training loader's tell
     code: str | None = None  # source line(s) of the construction
     # File and line of the user's calls through which it was reached, innermost first.
     callers: tuple[tuple[str, int], ...] = ()
@@ -195,8 +196,8 @@ class PassRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def main_loader(loaders: Iterable[LoaderRecord]) -> LoaderRecord | None:
-    """The first that feeds the step: its batches are the steps; None where none was seen."""
-    return next((x for x in loaders if x.role == "train"), None)
+    """That whose batches are the steps; None where none was seen."""
+    return next((x for x in loaders if x.role == "train" and not x.beside), None)
 
 
 # Whose malloc serves the process; glibc's as it comes, or told by MALLOC_ variables or tunables.

@@ -48,7 +48,7 @@ CASES = (
         share=0.7,
         severity=Severity.HIGH,
         evidence={"num_workers": 12, "startup_ms_per_step": 7.0},
-        says=("Starting 12 workers of 3 loaders again", "num_workers=0", "1.50 ms a step"),
+        says=("Starting 12 workers of 3 loaders again", "num_workers=0", "1.50 ms of a step"),
         silent={
             "all persistent": joined(
                 loaders=tuple(replace_settings(x, persistent_workers=True) for x in THREE)
@@ -152,3 +152,23 @@ def test_startup_in_a_trace_must_be_most_of_its_input_time() -> None:
     assert finding.share == pytest.approx(0.5)
     assert worker_startup_each_epoch(facts_of_trace(changed(seen, startup_ms=(20.0,)))) is None
     assert worker_startup_each_epoch(facts_of_trace(changed(seen, n_iterators_created=20))) is None
+
+
+def test_without_workers_a_batch_costs_at_best_what_was_made_while_a_cpu_was_free() -> None:
+    """Twelve workers that start together queue for the CPUs; the loop alone does not."""
+    crowded = replace(CHEAP, batch_ms=2.0, cpu_share=0.2, idle_share=0.98, run_wait_share=0.018)
+    finding = worker_startup_each_epoch(
+        joined(
+            workers=crowded,
+            other_workers=tuple(replace(crowded, loader=x.id) for x in THREE[1:]),
+        )
+    )
+    assert finding is not None
+    (without,) = [p for p in finding.predictions if p.setting == "num_workers"]
+    assert without.step_ms == pytest.approx(2.0 + 3 * 2.0 * 0.2)  # the rest, and its CPU time
+    asleep = replace(crowded, run_wait_share=0.0)
+    others = tuple(replace(asleep, loader=x.id) for x in THREE[1:])
+    finding = worker_startup_each_epoch(joined(workers=asleep, other_workers=others))
+    assert finding is not None
+    (without,) = [p for p in finding.predictions if p.setting == "num_workers"]
+    assert without.step_ms == pytest.approx(2.0 + 3 * 2.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -212,3 +212,115 @@ def test_loaders_built_anew_for_each_fold_are_one_while_a_trial_goes_on() -> Non
     run = watch(folds, request(1, "plain", n_steps=20), trial, request(3, "plain", n_steps=8))
     assert [window.status for window in run.windows] == ["ok", "ok", "ok"]
     assert [state.role for state in run.session.registry.states] == ["train"]
+
+
+def joining(
+    every: int, *, n_batches: int = 1, first: int = 0, before: bool = False
+) -> Callable[[], None]:
+    """A loop that draws from a second loader at some steps."""
+    usual, other, trainer = loader_of(60), loader_of(50), Trainer()
+    made: list[int] = []
+
+    def forever() -> Iterator[torch.Tensor]:
+        while True:
+            yield from (x for x, _y in other)
+
+    def loop() -> None:
+        others = forever()
+        for _ in range(4):
+            batches = iter(usual)
+            while True:
+                n = n_batches if len(made) >= first and len(made) % every == 0 else 0
+                extra = [next(others) for _ in range(n)] if before else []
+                try:
+                    x, _y = next(batches)
+                except StopIteration:
+                    break
+                extra = extra or [next(others) for _ in range(n)]
+                trainer.step(torch.cat([x, *extra]))
+                made.append(n)
+
+    return loop
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("before", [True, False])
+def test_a_loader_that_joins_some_steps_is_part_of_them(every: int, *, before: bool) -> None:
+    loop = joining(every, before=before)
+    run = watch(loop, request(1, "plain", n_steps=56), request(2, "no_input", n_steps=28))
+    after = [m for m in run.sent if isinstance(m, Observed)][-1]
+    by_size = {x.n_samples: x for x in after.loaders}
+    assert {n: x.role for n, x in by_size.items()} == {120: "train", 100: "train"}
+    main = after.main_loader
+    assert main is not None
+    if every > 1:
+        assert main.n_samples == 120 and by_size[100].beside
+    plain, without = run.windows
+    assert (plain.n_steps, without.status) == (56, "ok"), without.reason
+    drawn = [f.loader for f in plain.fetches]
+    index = {x.n_samples: i for i, x in enumerate(after.loaders)}
+    assert drawn.count(index[100]) == pytest.approx(56 / every, abs=1)
+    assert run.ended.wall is not None and not run.ended.wall.outside
+
+
+def test_a_loader_that_joins_later_has_all_measured_anew() -> None:
+    loop = joining(4, first=50)
+    run = watch(loop, request(1, "plain", n_steps=150))
+    (began,) = [m for m in run.sent if isinstance(m, TrainingBegan)]
+    before, after = [m for m in run.sent if isinstance(m, Observed)]
+    assert [x.role for x in before.loaders] == ["train"]
+    assert [x.role for x in after.loaders] == ["train", "train"]
+    assert began.joined == after.loaders[1].id
+    main = after.main_loader
+    assert main is not None and main.n_samples == 120
+    assert run.ended.wall is not None and not run.ended.wall.outside
+
+
+def test_late_it_joins_what_was_measured() -> None:
+    loop = joining(4, first=50)
+    run = watch(loop, request(1, "plain", n_steps=150), follow_s=0.0)
+    assert not [m for m in run.sent if isinstance(m, TrainingBegan)]
+    assert [window.status for window in run.windows] == ["ok"]
+    assert {state.role for state in run.session.registry.states} == {"train"}
+
+
+def test_several_batches_of_a_step_join_it() -> None:
+    loop = joining(2, n_batches=2)
+    run = watch(loop, request(1, "plain", n_steps=40))
+    fetched = [f.loader for f in run.windows[0].fetches]
+    assert run.windows[0].n_steps == 40 and len(fetched) == 80
+    assert {x.role for x in run.session.registry.records()} == {"train"}
+
+
+@pytest.mark.parametrize("every", [1, 4])
+@pytest.mark.parametrize("of", ["larger batches", "prompts", "two optimizers"])
+def test_what_a_joined_loader_gives_and_what_trains_on_it_makes_no_difference(
+    of: str, every: int
+) -> None:
+    """Unlabelled batches seven times as large, prompts without a tensor, a second optimizer."""
+    usual, trainer, second = loader_of(60), Trainer(), Trainer()
+    other = loader_of(50, batch_size=14, collate_fn=repr if of == "prompts" else None)
+
+    def forever() -> Iterator[Any]:
+        while True:
+            yield from other
+
+    def loop() -> None:
+        others, n = forever(), 0
+        for _ in range(4):
+            for x, _y in usual:
+                extra = next(others) if n % every == 0 else None
+                n += 1
+                if of == "two optimizers" and extra is not None:
+                    second.step(extra[0])
+                both = [x] if extra is None or of != "larger batches" else [x, extra[0]]
+                trainer.step(torch.cat(both))
+
+    run = watch(loop, request(1, "plain", n_steps=40), request(2, "no_input", n_steps=20))
+    plain, without = run.windows
+    assert (plain.n_steps, without.n_steps) == (40, 20), without.reason
+    assert len(plain.fetches) == pytest.approx(40 + 40 / every, abs=1)
+    main = run.observed.main_loader
+    assert main is not None and main.n_samples == 120
+    assert {x.role for x in run.session.registry.records()} == {"train"}
+    assert run.ended.wall is not None and not run.ended.wall.outside

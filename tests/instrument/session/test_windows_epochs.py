@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.util import Finalize
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from loaderdoctor.instrument.session.profiling import WindowProfiler
+from loaderdoctor.settings import Settings
 from tests.instrument.watched import (
     Numbers,
     Slow,
@@ -75,6 +77,33 @@ def test_an_epoch_boundary_is_inside_its_step_and_validation_is_not() -> None:
     others = {i for i, r in enumerate(run.session.registry.records()) if r.role == "other"}
     assert len([f for f in window.fetches if f.loader in others]) == 4
     assert {b.loader for b in window.boundaries} == {r.id for r in run.session.registry.records()}
+
+
+def ends_slowly(_worker: int) -> None:
+    Finalize(None, time.sleep, args=(0.2,), exitpriority=100)
+
+
+@alone
+@pytest.mark.parametrize("n_loaders", [1, 2])
+@pytest.mark.parametrize("mode", ["trial", "no_input"])
+def test_the_end_of_the_loops_own_pool_is_no_part_of_a_window_with_other_batches(
+    n_loaders: int, mode: str
+) -> None:
+    loaders = [loader_of(8, num_workers=1, worker_init_fn=ends_slowly) for _ in range(n_loaders)]
+    trainer = Trainer()
+
+    def loop() -> None:
+        for _ in range(8):
+            for parts in zip(*loaders, strict=True):
+                trainer.step(parts[0][0])
+
+    other = request(2, mode, 16, settings=Settings(num_workers=0) if mode == "trial" else None)
+    run = watch(loop, request(1, "plain", 12), other)
+    plain, without = run.windows
+    assert (plain.status, without.status) == ("ok", "ok"), without.reason
+    assert without.boundary_steps and plain.boundary_steps
+    assert max(plain.host_step_ns) > 200e6
+    assert sum(without.host_step_ns) < max(plain.host_step_ns) / 4
 
 
 def with_a_new_iterator_each_step(

@@ -38,8 +38,8 @@ from loaderdoctor.instrument.wire.protocol import (
 )
 from loaderdoctor.instrument.wire.records import Environment, LoaderRecord
 from loaderdoctor.settings import Settings
+from loaderdoctor.sweep import Sweep
 from loaderdoctor.sweep.grid import default_trials
-from loaderdoctor.sweep.run import Sweep
 from loaderdoctor.tryout import Options
 from loaderdoctor.tryout.measuring import Equipment
 from loaderdoctor.tryout.ranking import needed_changes

@@ -43,8 +43,7 @@ from loaderdoctor.report import decode_report
 from loaderdoctor.report.build import Judged, RunNotes, Tried, build_report, rank_rows, step_of
 from loaderdoctor.report.model import Recommendation, Report, ReportWarning
 from loaderdoctor.trace import read_trace, with_events
-from loaderdoctor.tryout.answers import Elsewhere, answered, not_tested
-from loaderdoctor.tryout.recommending import advice_row
+from loaderdoctor.tryout.answers import Elsewhere, advice_row, answered, not_tested
 
 _GIVE = "Give what torch.profiler exported, a .json or .json.gz file."
 # What no trace is called; files with other endings are read, whatever their name.

@@ -37,8 +37,8 @@ from loaderdoctor.report.model import Recommendation, Report
 from loaderdoctor.report.run_model import Run
 from loaderdoctor.report.words.run import DRAWS, judged, settings_to_write
 from loaderdoctor.tryout.ablating import LoopEvidence
+from loaderdoctor.tryout.answers import recommendations
 from loaderdoctor.tryout.comparing import in_new_processes
-from loaderdoctor.tryout.recommending import recommendations
 from loaderdoctor.tryout.windows import sizes
 
 

@@ -21,8 +21,8 @@ from loaderdoctor.report import model
 from loaderdoctor.report.build import shares_of
 from loaderdoctor.setting_words import capitalised
 from loaderdoctor.settings import Settings, Value
+from loaderdoctor.tryout.answers import advice_row, recommendations, trial_row, written_of
 from loaderdoctor.tryout.comparing import WORTH_DECIDING, Compared, in_new_processes
-from loaderdoctor.tryout.recommending import advice_row, recommendations, trial_row, written_of
 
 # A change of code is more to write and to keep than an argument of the loader: it is advised first
 # where it was measured to take so much of what the best settings take, or less.

@@ -13,9 +13,9 @@ from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.report.model import NotAdvised, Recommendation
 from loaderdoctor.setting_words import capitalised, phrase
 from loaderdoctor.settings import AXES_BY_NAME, Settings, Value
+from loaderdoctor.tryout.answers import recommendations
 from loaderdoctor.tryout.comparing import in_new_processes
 from loaderdoctor.tryout.ranking import AFTER_EACH, SIMPLER_SHARE, Ranking, needed_changes
-from loaderdoctor.tryout.recommending import recommendations
 
 _CAUTIONS = {
     "num_workers": "each worker holds its own copy of what the dataset keeps in memory",

@@ -22,8 +22,8 @@ from loaderdoctor.report.words.first_screen import SLOW_START
 from loaderdoctor.settings import Settings
 from loaderdoctor.tryout import ALLOWANCE_SHARE, Measurement, Outcome
 from loaderdoctor.tryout.ablating import memory_anew, waited_more_ms
+from loaderdoctor.tryout.answers import trial_row
 from loaderdoctor.tryout.ranking import Ranking
-from loaderdoctor.tryout.recommending import trial_row
 from loaderdoctor.tryout.results import Result
 
 # A baseline that changed by more than this from the first to the last round is told: it is

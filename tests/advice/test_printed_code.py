@@ -21,7 +21,7 @@ from loaderdoctor.findings import Kind
 from loaderdoctor.instrument.wire.records import TensorRecord
 from loaderdoctor.report import model
 from loaderdoctor.settings import Settings
-from loaderdoctor.tryout.recommending import recommendations
+from loaderdoctor.tryout.answers import recommendations
 from tests.advice.printed import applied, blocks, facts_of, finding, printed, scripts
 
 SETTINGS = (

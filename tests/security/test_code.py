@@ -29,7 +29,7 @@ ALLOWED = {
         "pickle",
     ): "of a generator's state, to see whether it changed",
     (
-        "instrument/session/window_memory.py",
+        "instrument/session/profiling.py",
         "pickle",
     ): "a snapshot, for torch's own viewer",
     (

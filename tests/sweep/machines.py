@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from loaderdoctor.cluster import Hardware
 from loaderdoctor.settings import Settings
+from loaderdoctor.sweep import Sweep
 from loaderdoctor.sweep.groups import Group, GroupedSweep, Measured, local_trials, split
-from loaderdoctor.sweep.run import Sweep
 from loaderdoctor.tryout import Options, Row, Trial
 from loaderdoctor.tryout.measuring import Equipment
 from tests.tryout.simulator import SimulatedRun, Truth, observed

@@ -9,10 +9,10 @@ import pytest
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts import AS_IS, meaning, own_settings
 from loaderdoctor.settings import Settings
+from loaderdoctor.sweep import Sweep
 from loaderdoctor.sweep.advise import nearness_sentence, recommended_rows, verdict_of_sweep
 from loaderdoctor.sweep.evidence import SweepEvidence
 from loaderdoctor.sweep.report_rows import best_row
-from loaderdoctor.sweep.run import Sweep
 from loaderdoctor.tryout import Options
 from loaderdoctor.tryout.measuring import Equipment
 from loaderdoctor.tryout.ranking import needed_changes

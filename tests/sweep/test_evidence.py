@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from loaderdoctor.settings import Settings
+from loaderdoctor.sweep import Sweep
 from loaderdoctor.sweep.evidence import SweepEvidence
 from loaderdoctor.sweep.grid import default_trials
-from loaderdoctor.sweep.run import Sweep
 from loaderdoctor.tryout import Options, Outcome
 from loaderdoctor.tryout.measuring import Equipment
 from loaderdoctor.tryout.windows import MIN_ROUNDS

@@ -18,8 +18,8 @@ from loaderdoctor.instrument.wire.records import ComputeRecord
 from loaderdoctor.recipes import Options as ScriptOptions
 from loaderdoctor.recipes import find
 from loaderdoctor.settings import Settings
+from loaderdoctor.sweep import Sweep
 from loaderdoctor.sweep.grid import Means, asked_trials, place
-from loaderdoctor.sweep.run import Sweep
 from loaderdoctor.tryout import Options, Trial
 from loaderdoctor.tryout.measuring import Equipment, FreshRuns
 from tests.tryout.simulator import BATCH, SimulatedRun, Truth, observed

@@ -18,7 +18,7 @@ from loaderdoctor.sweep.groups import (
     TrialUpdate,
     split,
 )
-from loaderdoctor.sweep.presets.figures import Figures
+from loaderdoctor.sweep.presets.model import Figures
 from loaderdoctor.sweep.report_rows import trial_rows, warning_rows
 from loaderdoctor.tryout import Part, Trial
 from loaderdoctor.tryout.ranking import rank

@@ -9,10 +9,9 @@ from rich.console import Console
 
 from loaderdoctor.facts.step import Shares
 from loaderdoctor.settings import Settings
+from loaderdoctor.sweep import LiveSweep, Sweep, trial_table
 from loaderdoctor.sweep.grid import default_trials
-from loaderdoctor.sweep.live import LiveSweep, trial_table
 from loaderdoctor.sweep.report_rows import best_row, trial_rows, warning_rows
-from loaderdoctor.sweep.run import Sweep
 from loaderdoctor.tryout import Options, Outcome, Progress
 from loaderdoctor.tryout.measuring import Equipment
 from loaderdoctor.tryout.ranking import Ranking

@@ -12,8 +12,8 @@ from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.instrument.wire.window_records import CpuRecord, FetchRecord
 from loaderdoctor.report.words.first_screen import SLOW_START
 from loaderdoctor.settings import Settings
+from loaderdoctor.sweep import Sweep
 from loaderdoctor.sweep.report_rows import REOPENED, pace_warning
-from loaderdoctor.sweep.run import Sweep
 from loaderdoctor.tryout import Options, Outcome
 from loaderdoctor.tryout.measuring import Equipment
 from loaderdoctor.tryout.ranking import Ranking

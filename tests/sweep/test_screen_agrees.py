@@ -11,10 +11,10 @@ from loaderdoctor.findings import Prediction
 from loaderdoctor.report.console import console_text
 from loaderdoctor.report.model import Report
 from loaderdoctor.settings import Settings
+from loaderdoctor.sweep import Sweep
 from loaderdoctor.sweep.advise import recommended_rows, verdict_of_sweep
 from loaderdoctor.sweep.evidence import SweepEvidence
 from loaderdoctor.sweep.report_rows import best_row, trial_rows
-from loaderdoctor.sweep.run import Sweep
 from loaderdoctor.tryout import Options
 from loaderdoctor.tryout.answers import answered
 from loaderdoctor.tryout.measuring import Equipment

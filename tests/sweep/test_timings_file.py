@@ -13,8 +13,7 @@ from loaderdoctor.commands.sweep.plan import SweepOptions
 from loaderdoctor.errors import UsageError
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.settings import Settings
-from loaderdoctor.sweep import timings_file
-from loaderdoctor.sweep.run import Sweep
+from loaderdoctor.sweep import Sweep, timings_file
 from loaderdoctor.tryout import Measurement, Options, Trial
 from loaderdoctor.tryout.measuring import Equipment
 from tests.fuzz import sound

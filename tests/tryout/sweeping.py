@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from loaderdoctor.instrument.wire.protocol import WindowRequest
 from loaderdoctor.settings import Settings
+from loaderdoctor.sweep import Sweep
 from loaderdoctor.sweep.grid import default_trials
-from loaderdoctor.sweep.run import Sweep
 from loaderdoctor.tryout import Options, Outcome
 from loaderdoctor.tryout.measuring import Equipment
 from loaderdoctor.tryout.ranking import Ranking

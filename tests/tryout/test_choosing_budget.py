@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from loaderdoctor.settings import Settings
+from loaderdoctor.sweep import Sweep
 from loaderdoctor.sweep.grid import default_trials
-from loaderdoctor.sweep.run import Sweep
 from loaderdoctor.tryout import Options
 from loaderdoctor.tryout.choosing import TRACE_OVERRUN_SHARE
 from loaderdoctor.tryout.measuring import Equipment

@@ -10,8 +10,8 @@ import pytest
 
 from loaderdoctor.facts import n_changes
 from loaderdoctor.settings import Settings
+from loaderdoctor.sweep import Sweep
 from loaderdoctor.sweep.grid import default_trials
-from loaderdoctor.sweep.run import Sweep
 from loaderdoctor.tryout import ALLOWANCE_SHARE, Options
 from loaderdoctor.tryout.elimination import grid_steps
 from loaderdoctor.tryout.measuring import Equipment

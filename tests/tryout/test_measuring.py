@@ -9,7 +9,7 @@ from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.command.launch_config import Target as Script
 from loaderdoctor.instrument.command.launched_run import ScriptRunLike
 from loaderdoctor.settings import Settings
-from loaderdoctor.sweep.run import Sweep
+from loaderdoctor.sweep import Sweep
 from loaderdoctor.tryout import Options, Outcome, Place, Trial
 from loaderdoctor.tryout.measuring import Equipment, FreshRuns
 from tests.tryout.simulator import SimulatedRun, Truth, observed

@@ -16,11 +16,11 @@ from loaderdoctor.instrument.command.launch_config import Target as Script
 from loaderdoctor.instrument.command.launched_run import ScriptRunLike
 from loaderdoctor.instrument.wire.protocol import Observed, ProfilerSchedule
 from loaderdoctor.settings import Settings
+from loaderdoctor.sweep import Sweep
 from loaderdoctor.sweep.advise import not_advised, recommended_rows, verdict_of_sweep
 from loaderdoctor.sweep.evidence import SweepEvidence
 from loaderdoctor.sweep.grid import asked_trials, default_trials
 from loaderdoctor.sweep.report_rows import trial_rows, warning_rows
-from loaderdoctor.sweep.run import Sweep
 from loaderdoctor.tryout import Options, Progress, Row, Trial
 from loaderdoctor.tryout.measuring import Equipment, FreshRuns
 from tests.tryout.pinned import asked, check, rounded, rows

@@ -9,8 +9,8 @@ import pytest
 
 from loaderdoctor.instrument.command.launched_run import ScriptRunLike
 from loaderdoctor.settings import Settings
+from loaderdoctor.sweep import Sweep
 from loaderdoctor.sweep.grid import asked_trials, default_trials
-from loaderdoctor.sweep.run import Sweep
 from loaderdoctor.tryout import Options, Progress
 from loaderdoctor.tryout.measuring import MEMORY_READINGS, Equipment
 from tests.tryout.simulator import SimulatedRun, Truth, observed

@@ -6,9 +6,9 @@ from collections import Counter
 
 from loaderdoctor.instrument.wire.records import SafetyRecord
 from loaderdoctor.settings import Settings
+from loaderdoctor.sweep import Sweep
 from loaderdoctor.sweep.advise import not_advised
 from loaderdoctor.sweep.grid import asked_trials, default_trials
-from loaderdoctor.sweep.run import Sweep
 from loaderdoctor.tryout import Options
 from loaderdoctor.tryout.measuring import RERUN, Equipment
 from tests.tryout.simulator import SimulatedRun, Truth, observed

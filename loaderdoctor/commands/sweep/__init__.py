@@ -32,12 +32,10 @@ from loaderdoctor.report.console import console_text
 from loaderdoctor.report.model import Report, ReportWarning
 from loaderdoctor.report.model import Trial as TrialRow
 from loaderdoctor.report.words.summary import cost_sentence
-from loaderdoctor.sweep import timings_file
+from loaderdoctor.sweep import LiveSweep, timings_file
 from loaderdoctor.sweep.advise import not_advised, recommended_rows, verdict_of_sweep
 from loaderdoctor.sweep.evidence import SweepEvidence
-from loaderdoctor.sweep.live import LiveSweep
-from loaderdoctor.sweep.presets.figures import Figures
-from loaderdoctor.sweep.presets.model import Preset
+from loaderdoctor.sweep.presets.model import Figures, Preset
 from loaderdoctor.sweep.presets.published import (
     ceilings,
     claim_rows,

@@ -37,11 +37,10 @@ from loaderdoctor.instrument.command.repeated_run import RepeatedRun
 from loaderdoctor.instrument.command.script_run import ScriptRun
 from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.settings import Settings
-from loaderdoctor.sweep import timings_file
+from loaderdoctor.sweep import Sweep, timings_file
 from loaderdoctor.sweep.evidence import SweepEvidence
 from loaderdoctor.sweep.grid import default_trials
 from loaderdoctor.sweep.presets.published import Found
-from loaderdoctor.sweep.run import Sweep
 from loaderdoctor.sweep.timings_file import Description
 from loaderdoctor.tryout import Measurement, Options, Part, Progress, Trial
 from loaderdoctor.tryout.measuring import Equipment, FreshRuns, OpenFresh

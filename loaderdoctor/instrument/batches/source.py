@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence, Sized
 from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
-from torch.utils.data import default_collate
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    Sampler,
+    default_collate,
+)
 
 from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.batches import UnsupportedBatch, rebuild, tensors
@@ -269,3 +274,35 @@ def _names(batch: Any) -> str:
     if isinstance(batch, Mapping):
         return ", ".join(map(str, batch))
     return "one tensor only"
+
+
+class EndlessBatches(Sampler[Any]):
+    """The indexes of epoch after epoch, for one iterator; `len` is one epoch's, as the loop has it.
+
+    Runs in the training process. A sampler that gives nothing ends it, or it would spin.
+    """
+
+    def __init__(self, batches: Iterable[Any]) -> None:
+        self._batches = batches
+
+    def __len__(self) -> int:
+        return len(self._batches) if isinstance(self._batches, Sized) else 0
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            n = 0
+            for n, batch in enumerate(self._batches, 1):  # noqa: B007 - counts what came
+                yield batch
+            if n == 0:
+                return
+
+
+def endlessly(loader: DataLoader[Any]) -> dict[str, Any]:
+    """A loader's arguments for its sampling, never ending. Raises TrialRefused."""
+    if isinstance(loader.dataset, IterableDataset):
+        raise TrialRefused(
+            "an iterable dataset ends by itself: one iterator can't serve all epochs"
+        )
+    if loader.batch_sampler is None:
+        return {"batch_size": None, "sampler": EndlessBatches(loader.sampler)}
+    return {"batch_sampler": EndlessBatches(loader.batch_sampler)}

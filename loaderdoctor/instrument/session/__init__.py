@@ -19,9 +19,12 @@ from loaderdoctor.instrument.session.loaders import LoaderRegistry
 from loaderdoctor.instrument.session.open_window import OpenWindow
 from loaderdoctor.instrument.session.passes import PassLog
 from loaderdoctor.instrument.session.roles import Definition, RoleObserver
-from loaderdoctor.instrument.session.script_process import StopTraining, exit_after_grace
+from loaderdoctor.instrument.session.script_process import (
+    StopTraining,
+    WorkerRecords,
+    exit_after_grace,
+)
 from loaderdoctor.instrument.session.wall_account import Elsewhere, WallAccount
-from loaderdoctor.instrument.session.worker_records import WorkerRecords
 from loaderdoctor.instrument.wire.channel import Link
 from loaderdoctor.instrument.wire.protocol import (
     LOADER_CHANGED,

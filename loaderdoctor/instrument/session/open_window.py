@@ -1,16 +1,30 @@
-"""The window of steps that is open: what the hooks ask and fill while it lasts."""
+"""The window of steps that is open: what hooks ask and fill, and what holds the script up in it.
+
+Besides its work that is garbage collections and torch.compile. Of collections: how often, how long,
+and who asked for them. Of compiling, by torch's own counters: code made anew, how long, and why;
+where the script never compiled, torch's compiler is not loaded.
+"""
 
 from __future__ import annotations
 
+import gc
+import linecache
+import re
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter_ns
+from types import CodeType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from loaderdoctor.instrument.system import library_of
 from loaderdoctor.instrument.system.cpu_use import RunQueue
 from loaderdoctor.instrument.wire.protocol import Mode
 from loaderdoctor.instrument.wire.records import BoundaryRecord
-from loaderdoctor.instrument.wire.window_records import FetchRecord
+from loaderdoctor.instrument.wire.window_records import CollectionRecord, CompileRecord, FetchRecord
+from loaderdoctor.units import NS_PER_S
 
 if TYPE_CHECKING:
     from loaderdoctor.instrument.session.feed import Feed
@@ -108,3 +122,135 @@ class OpenWindow:
         import torch
 
         return torch.autograd.profiler.record_function(name)
+
+
+N_GENERATIONS = 3
+_FULL = N_GENERATIONS - 1
+_ASKS = re.compile(r"(?:\bgc\.|(?<![\w.]))collect\(")  # not polars' frame.collect()
+_MAX_PAUSES = 256  # full collections told one by one: of more than this the sums say enough
+# Phases as torch names them (2.5 to 2.14; before, the first had another name). The first is one
+# entry for each piece of code, its backend included; the second, where backward passes are compiled
+# at their first call, comes on top.
+_COMPILING = ("_compile.compile_inner", "entire_frame_compile")
+_LAZY = ("backward._backward_impl",)
+_CACHE_ENTRY = re.compile(r"^\d+(?:_\d+)?/\d+: ")  # "0/3: ": which piece of code was not right
+MAX_REASON = 200
+
+
+class CollectionCount:
+    """Collections of this process from here to `stop`, on whichever thread: all hold its lock.
+
+    A callback of the collector itself, twice for each collection; nothing is called in between.
+    """
+
+    def __init__(self) -> None:
+        self._began_ns = 0
+        self._n = [0] * N_GENERATIONS
+        self._ns = [0] * N_GENERATIONS
+        self._pauses: list[int] = []
+        self._places: dict[tuple[CodeType, int], int] = {}
+        gc.callbacks.append(self._called)
+
+    def stop(self) -> CollectionRecord | None:
+        """Remove the callback; what was collected since, or None where nothing was."""
+        if self._called in gc.callbacks:
+            gc.callbacks.remove(self._called)
+        if not any(self._n):
+            return None
+        asked_ns, site, code, library = self._asked()
+        return CollectionRecord(
+            n=tuple(self._n),
+            ns=tuple(self._ns),
+            full_ns=tuple(self._pauses),
+            asked_ns=asked_ns,
+            site=site,
+            code=code,
+            library=library,
+        )
+
+    def _called(self, phase: str, info: dict[str, Any]) -> None:
+        if phase == "start":
+            self._began_ns = perf_counter_ns()
+            return
+        if not self._began_ns:
+            return  # under way when we began
+        took_ns, self._began_ns = perf_counter_ns() - self._began_ns, 0
+        generation = min(info["generation"], _FULL)
+        self._n[generation] += 1
+        self._ns[generation] += took_ns
+        if generation < _FULL:
+            return
+        if len(self._pauses) < _MAX_PAUSES:
+            self._pauses.append(took_ns)
+        frame = sys._getframe().f_back  # what ran when it began; None: a thread without Python code
+        if frame is not None:
+            place = (frame.f_code, frame.f_lineno)
+            self._places[place] = self._places.get(place, 0) + took_ns
+
+    def _asked(self) -> tuple[int, str | None, str | None, str | None]:
+        """Of full collections that a line of code asked for: how long, and the dearest line."""
+        asked = {x: ns for x, ns in self._places.items() if _ASKS.search(_line(x))}
+        if not asked:
+            return 0, None, None, None
+        place = max(asked, key=lambda x: asked[x])
+        file = place[0].co_filename
+        site = f"{Path(file).name}:{place[1]}"
+        return sum(asked.values()), site, _line(place), library_of(file)
+
+
+def _line(place: tuple[CodeType, int]) -> str:
+    return linecache.getline(place[0].co_filename, place[1]).strip()
+
+
+class CompileCount:
+    """torch.compile's counters, from here on."""
+
+    def __init__(self) -> None:
+        self._phases = {name: len(times) for name, times in _phases().items()}
+        self._failures = {code: len(reasons) for code, reasons in _failures().items()}
+
+    def since(self) -> CompileRecord | None:
+        """What was compiled since; None where nothing was, or torch's counters are not known."""
+        phases = _phases()
+        compiled = [t for name in _COMPILING for t in self._new(phases, name)]
+        if not compiled:
+            return None
+        seconds = sum(compiled) + sum(t for name in _LAZY for t in self._new(phases, name))
+        why, where = self._why()
+        return CompileRecord(
+            n=len(compiled), ns=int(seconds * NS_PER_S), reason=why, function=where
+        )
+
+    def _new(self, phases: dict[str, list[float]], name: str) -> list[float]:
+        return phases.get(name, [])[self._phases.get(name, 0) :]
+
+    def _why(self) -> tuple[str | None, str | None]:
+        """Of the code that failed its guards most often since: the latest reason, and its place."""
+        grown = {
+            code: reasons
+            for code, reasons in _failures().items()
+            if len(reasons) > self._failures.get(code, 0)
+        }
+        if not grown:
+            return None, None
+        code = max(grown, key=lambda x: len(grown[x]) - self._failures.get(x, 0))
+        reason = _CACHE_ENTRY.sub("", str(grown[code][-1]).splitlines()[0])
+        return reason[:MAX_REASON], _place(code)
+
+
+def _place(code: object) -> str | None:
+    """`forward (model.py:12)`; None for torch's own code, which wraps a module that is compiled."""
+    if not isinstance(code, CodeType) or "/torch/" in code.co_filename:
+        return None
+    file = code.co_filename.rpartition("/")[2]
+    return f"{code.co_name} ({file}:{code.co_firstlineno})"
+
+
+def _phases() -> dict[str, list[float]]:
+    found = getattr(sys.modules.get("torch._dynamo.utils"), "compilation_time_metrics", None)
+    return found if isinstance(found, dict) else {}
+
+
+def _failures() -> dict[Any, list[Any]]:
+    found = getattr(sys.modules.get("torch._dynamo.utils"), "guard_failures", None)
+    return found if isinstance(found, dict) else {}

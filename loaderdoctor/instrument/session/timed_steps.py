@@ -16,14 +16,13 @@ import torch
 
 from loaderdoctor.errors import LoaderdoctorError
 from loaderdoctor.instrument.session import ScriptOverError, Session
-from loaderdoctor.instrument.session.interruptions import CollectionCount, CompileCount
 from loaderdoctor.instrument.session.loader_state import LoaderState
 from loaderdoctor.instrument.session.messages import Messages
-from loaderdoctor.instrument.session.profiling import WindowProfiler
+from loaderdoctor.instrument.session.open_window import CollectionCount, CompileCount
+from loaderdoctor.instrument.session.profiling import Timed, WindowProfiler
 from loaderdoctor.instrument.session.sources import Sources
 from loaderdoctor.instrument.session.step_clock import DeviceMarks, StepClock, StepTimes
 from loaderdoctor.instrument.session.switches import Switches
-from loaderdoctor.instrument.session.window_memory import Timed
 from loaderdoctor.instrument.system import memory
 from loaderdoctor.instrument.system.cpu_use import CpuMeter
 from loaderdoctor.instrument.system.look_around import GpuLimits

@@ -19,9 +19,12 @@ from loaderdoctor.instrument.session.loader_state import LoaderState
 from loaderdoctor.instrument.session.messages import Messages
 from loaderdoctor.instrument.session.profiling import (
     EventProbe,
+    Timed,
     WindowProfiler,
     most_steps,
     queue_waits_named,
+    with_history,
+    with_tensor_peak,
 )
 from loaderdoctor.instrument.session.roles import Definition
 from loaderdoctor.instrument.session.sources import NO_LIMIT_S, SourceRefusedError, Sources
@@ -34,7 +37,6 @@ from loaderdoctor.instrument.session.timed_steps import (
     drained,
     samples_per_batch,
 )
-from loaderdoctor.instrument.session.window_memory import Timed, with_history, with_tensor_peak
 from loaderdoctor.instrument.system import memory
 from loaderdoctor.instrument.wire.protocol import WindowDone, WindowRequest
 from loaderdoctor.instrument.wire.records import TransferRecord

@@ -1,22 +1,44 @@
-"""A trial's loader over the loop's data, opened again at each epoch's end, which is timed."""
+"""A trial's loader over the loop's data, opened again at each epoch's end, which is timed.
+
+What samples open that a trial makes in this process, workers that the loop forks would share: a
+copy of the dataset makes them, and what is kept outside of it is looked for first, in a worker.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sized
+import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler, SequentialSampler
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Sampler,
+    SequentialSampler,
+    get_worker_info,
+)
 
 from loaderdoctor.errors import TrialRefused
+from loaderdoctor.instrument.batches.source import endlessly, one_batch
+from loaderdoctor.instrument.dataset import put_back
+from loaderdoctor.instrument.dataset.rows import as_it_is
+from loaderdoctor.instrument.dataset.safety import left_open
 from loaderdoctor.instrument.system.processes import OnCpus, cpu_sets
 from loaderdoctor.instrument.trial import EpochFeed
 from loaderdoctor.instrument.trial.compute_switches import less_collected
-from loaderdoctor.instrument.trial.data_axes import TrialData
-from loaderdoctor.instrument.trial.trial_checks import start_method_of
+from loaderdoctor.instrument.trial.data_axes import N_IN_BATCH, TrialData
+from loaderdoctor.instrument.trial.trial_checks import (
+    loader_settings,
+    reads_here,
+    start_method_of,
+)
 from loaderdoctor.instrument.wire.records import BoundaryRecord
 from loaderdoctor.settings import Settings
 from loaderdoctor.units import NS_PER_S
@@ -207,39 +229,7 @@ def new_loader(
             return made
         for name in ("batch_size", "sampler", "drop_last", "batch_sampler"):
             arguments.pop(name, None)
-        return DataLoader(data.dataset, **arguments, **_endless(made))
-
-
-class EndlessBatches(Sampler[Any]):
-    """The indexes of epoch after epoch, for one iterator; `len` is one epoch's, as the loop has it.
-
-    Runs in the training process. A sampler that gives nothing ends it, or it would spin.
-    """
-
-    def __init__(self, batches: Iterable[Any]) -> None:
-        self._batches = batches
-
-    def __len__(self) -> int:
-        return len(self._batches) if isinstance(self._batches, Sized) else 0
-
-    def __iter__(self) -> Iterator[Any]:
-        while True:
-            n = 0
-            for n, batch in enumerate(self._batches, 1):  # noqa: B007 - counts what came
-                yield batch
-            if n == 0:
-                return
-
-
-def _endless(loader: DataLoader[Any]) -> dict[str, Any]:
-    """A loader's arguments for its sampling, never ending. Raises TrialRefused."""
-    if isinstance(loader.dataset, IterableDataset):
-        raise TrialRefused(
-            "an iterable dataset ends by itself: one iterator can't serve all epochs"
-        )
-    if loader.batch_sampler is None:
-        return {"batch_size": None, "sampler": EndlessBatches(loader.sampler)}
-    return {"batch_sampler": EndlessBatches(loader.batch_sampler)}
+        return DataLoader(data.dataset, **arguments, **endlessly(made))
 
 
 class FromHere(Sampler[int]):
@@ -275,3 +265,116 @@ def from_batch(loader: DataLoader[Any], data: TrialData, n_batches: int) -> Tria
         )
     n, first = len(sampler), n_batches * (loader.batch_size or 1)
     return replace(data, sampler=FromHere(n, first)) if first < n else data
+
+
+_left_open: weakref.WeakKeyDictionary[DataLoader[Any], tuple[str, ...]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+OpenEpochs = Callable[[DataLoader[Any], TrialData, Settings], EpochSource]
+
+
+def first_made(
+    loader: DataLoader[Any],
+    data: TrialData,
+    effective: Settings,
+    open_epochs: OpenEpochs,
+    limit_s: float,
+) -> Any:
+    """The batch of map-style data; `open_epochs` opens a loader made here, where one is needed.
+
+    Nothing is drawn of the loop's sampler and generators. Raises what the dataset raises, and
+    TimeoutError or torch's own error after `limit_s`.
+    """
+    batched = loader.batch_sampler is not None
+    indices = list(range(min(len(data.dataset), data.batch_size or N_IN_BATCH)))
+    if not loader.num_workers:
+        several = getattr(data.dataset, "__getitems__", None)
+        with put_back():
+            if not batched:
+                return data.collate(data.dataset[0])
+            return data.collate(several(indices) if several else [data.dataset[i] for i in indices])
+    by: dict[str, Any] = (
+        {"batch_sampler": [indices]} if batched else {"batch_size": None, "sampler": [0]}
+    )
+    made: DataLoader[Any] = DataLoader(
+        data.dataset,
+        num_workers=1,
+        collate_fn=data.collate,
+        worker_init_fn=loader.worker_init_fn,
+        generator=torch.Generator(),
+        timeout=loader.timeout or limit_s,
+        multiprocessing_context=effective.start_method,
+        **by,
+    )
+    return one_batch(open_epochs(made, data, Settings(start_method=effective.start_method)))
+
+
+def refuse_what_stays_open(
+    loader: DataLoader[Any],
+    settings: Settings,
+    effective: Settings,
+    open_epochs: OpenEpochs,
+    limit_s: float,
+) -> None:
+    """Raise TrialRefused where samples made here would leave the loop's workers something open.
+
+    Asked once of a loader, in a worker. Workers that are not forked inherit nothing.
+    """
+    own = loader_settings(loader)
+    # What is to be resident is made by the loop's own number of workers, but for a stream.
+    by_own = settings.resident and not isinstance(loader.dataset, IterableDataset)
+    here = reads_here(settings) or not (effective.num_workers or by_own)
+    if not own.num_workers or not here or start_method_of(own) != "fork":
+        return
+    if loader not in _left_open:
+        try:
+            _left_open[loader] = _asked_in_worker(loader, open_epochs, limit_s)
+        except Exception as error:  # of the script's worker_init_fn, say, or a worker that hangs
+            # Of what a worker raised torch puts the traceback first.
+            raise TrialRefused(
+                "whether samples leave something open could not be asked in a worker: "
+                f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[-1]}"
+            ) from error
+    if found := _left_open[loader]:
+        raise TrialRefused(
+            f"making samples leaves {', '.join(found[:3])} open outside of the dataset: made in "
+            "the training process, the loop's own workers would share it"
+        )
+
+
+class _Question(Dataset[Any]):
+    """What is asked of a dataset in a worker: its one sample is the answer."""
+
+    def __init__(
+        self, dataset: Any, ask: Callable[[Any], Any], init: Callable[[int], Any] | None
+    ) -> None:
+        self._dataset, self._ask, self._init = dataset, ask, init
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> Any:
+        if self._init is not None:
+            info: Any = get_worker_info()
+            object.__setattr__(info, "dataset", self._dataset)  # which it may look for there
+            self._init(info.id)
+        return self._ask(self._dataset)
+
+
+def _asked_in_worker(
+    loader: DataLoader[Any], open_epochs: OpenEpochs, limit_s: float
+) -> tuple[str, ...]:
+    asked: DataLoader[Any] = DataLoader(
+        _Question(loader.dataset, left_open, loader.worker_init_fn),
+        batch_size=None,
+        num_workers=1,
+        collate_fn=as_it_is,
+        generator=torch.Generator(),
+        timeout=loader.timeout or limit_s,
+        multiprocessing_context="fork",
+    )
+    data = TrialData(dataset=asked.dataset, sampler=None, batch_size=None, collate=as_it_is)
+    answer: tuple[str, ...] = one_batch(open_epochs(asked, data, Settings(start_method="fork")))
+    return answer

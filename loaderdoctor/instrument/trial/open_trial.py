@@ -13,7 +13,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+)
 
 from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.batches.h2d import ToDevice
@@ -28,12 +31,15 @@ from loaderdoctor.instrument.batches.source import (
     first_batch,
 )
 from loaderdoctor.instrument.dataset.cached import (
+    CachedDataset,
     EncodedFiles,
     OnTensors,
     decoding_on,
     encoded,
     joined,
 )
+from loaderdoctor.instrument.dataset.rows import RowBatches
+from loaderdoctor.instrument.dataset.safety import own_copy
 from loaderdoctor.instrument.dataset.transforms import Normaliser, NormalisingToDevice
 from loaderdoctor.instrument.trial import (
     FETCH_LIMIT_S,
@@ -45,8 +51,13 @@ from loaderdoctor.instrument.trial import (
     shut_down,
 )
 from loaderdoctor.instrument.trial.data_axes import Note, TrialData, n_first, trial_data
-from loaderdoctor.instrument.trial.epochs import EpochSource, from_batch, new_loader
-from loaderdoctor.instrument.trial.made_here import first_made, on_own_copy, refuse_what_stays_open
+from loaderdoctor.instrument.trial.epochs import (
+    EpochSource,
+    first_made,
+    from_batch,
+    new_loader,
+    refuse_what_stays_open,
+)
 from loaderdoctor.instrument.trial.resident import ResidentSource, resident
 from loaderdoctor.instrument.trial.trial_checks import (
     AsIfGuarded,
@@ -347,3 +358,15 @@ def files_of(
         made[id(data.dataset)] = data.dataset, files, finish  # kept, so that its id stays its own
     _, files, finish = made[id(data.dataset)]
     return replace(data, dataset=files, collate=joined), finish
+
+
+def on_own_copy(loader: DataLoader[Any], effective: Settings, data: TrialData) -> TrialData:
+    """The data to be read without workers, where the loop has some: by a copy of the dataset.
+
+    Raises TrialRefused where it can't be copied.
+    """
+    in_memory = isinstance(data.dataset, (CachedDataset, RowBatches))
+    if not loader.num_workers or effective.num_workers or in_memory:
+        return data
+    dataset, collate = own_copy(data.dataset, data.collate)
+    return replace(data, dataset=dataset, collate=collate)

@@ -24,7 +24,7 @@ from loaderdoctor.instrument.dataset import put_back
 from loaderdoctor.instrument.system.machine import available_bytes
 from loaderdoctor.instrument.system.memory import gpu_free_bytes
 from loaderdoctor.instrument.trial.data_axes import N_IN_BATCH, Note, TrialData
-from loaderdoctor.instrument.trial.made_here import OpenEpochs
+from loaderdoctor.instrument.trial.epochs import OpenEpochs
 from loaderdoctor.instrument.trial.trial_checks import loader_settings
 
 # Of the free device memory; the rest is the loop's own room to breathe.

@@ -23,7 +23,10 @@ from typing import Any
 
 import psutil
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+)
 
 from loaderdoctor.combinations import invalid_reason
 from loaderdoctor.errors import TrialRefused
@@ -37,7 +40,11 @@ from loaderdoctor.instrument.system.machine import (
     open_files_limit,
     shm_free_bytes,
 )
-from loaderdoctor.instrument.wire.records import ContainerRecord, SafetyRecord, TensorRecord
+from loaderdoctor.instrument.wire.records import (
+    ContainerRecord,
+    SafetyRecord,
+    TensorRecord,
+)
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings, StartMethod
 
 _pickles: weakref.WeakKeyDictionary[DataLoader[Any], TrialPickle] = weakref.WeakKeyDictionary()
@@ -336,3 +343,17 @@ def _source() -> str | None:
     except (OSError, SyntaxError, ValueError):
         return None  # a zip or a compiled script: multiprocessing's own idea of it counts
     return text
+
+
+def reads_here(settings: Settings) -> bool:
+    """Whether samples are looked at here before the trial."""
+    return bool(
+        settings.cache
+        or settings.batched
+        or settings.uint8
+        or settings.device_decode
+        or settings.threads
+        or settings.storage not in (None, "original")
+        or settings.augment not in (None, "on")
+        or settings.fields not in (None, "all")
+    )

@@ -15,9 +15,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from loaderdoctor.instrument.wire.protocol import Observed
-from loaderdoctor.sweep.presets.figures import Change, Figures
 from loaderdoctor.sweep.presets.model import (
+    Change,
     Claim,
+    Figures,
     Judged,
     Preset,
     faster,

@@ -7,9 +7,9 @@ loader alone; where data is stored, and what the work on samples costs.
 from __future__ import annotations
 
 from loaderdoctor.instrument.wire.protocol import Observed
-from loaderdoctor.sweep.presets.figures import Figures
 from loaderdoctor.sweep.presets.model import (
     Claim,
+    Figures,
     Judged,
     Preset,
     all_hold,

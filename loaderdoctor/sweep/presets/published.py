@@ -26,9 +26,8 @@ from loaderdoctor.setting_words import heading
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep import grid
 from loaderdoctor.sweep.grid import Means
-from loaderdoctor.sweep.presets.figures import Figures
 from loaderdoctor.sweep.presets.loading import LOADER, LOADER_ONLY, MODEL
-from loaderdoctor.sweep.presets.model import ONE_WINDOW, Preset
+from loaderdoctor.sweep.presets.model import ONE_WINDOW, Figures, Preset
 from loaderdoctor.tryout import Published, Row, Trial
 from loaderdoctor.tryout.results import Result
 

@@ -7,9 +7,9 @@ Each is run a second time without sampling the process tree's memory, to show wh
 from __future__ import annotations
 
 from loaderdoctor.instrument.wire.protocol import Observed
-from loaderdoctor.sweep.presets.figures import Figures
 from loaderdoctor.sweep.presets.model import (
     Claim,
+    Figures,
     Judged,
     Preset,
     all_hold,

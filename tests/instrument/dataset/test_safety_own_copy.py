@@ -56,7 +56,7 @@ def test_large_data_is_shared_and_small_is_not() -> None:
 def test_what_cannot_be_copied_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TrialRefused, match=r"Held can't be copied \(TypeError: .*generator"):
         own_copy(Held(stream=iter_of([1])), None)
-    monkeypatch.setattr(copying, "LIMIT_BYTES", 1000)
+    monkeypatch.setattr(copying, "COPY_LIMIT_BYTES", 1000)
     with pytest.raises(TrialRefused, match=r"can't be copied .* of objects"):
         own_copy(Held(pairs=[[str(i)] for i in range(100_000)]), None)
 

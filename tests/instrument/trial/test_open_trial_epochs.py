@@ -10,7 +10,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.batches.replay_buffer import ReplayBuffer
-from loaderdoctor.instrument.trial.epochs import EndlessBatches, EpochSource
+from loaderdoctor.instrument.batches.source import EndlessBatches
+from loaderdoctor.instrument.trial.epochs import EpochSource
 from loaderdoctor.instrument.trial.open_trial import measure_boundary
 from loaderdoctor.settings import Settings
 from tests.instrument import trial_cases as cases

@@ -8,12 +8,14 @@ import pytest
 
 from loaderdoctor.estimate import Estimate, Noise
 from loaderdoctor.sweep.presets import find_preset
-from loaderdoctor.sweep.presets.figures import Change, change_of_peaks, mean_of
 from loaderdoctor.sweep.presets.model import (
+    Change,
     Judged,
     all_hold,
+    change_of_peaks,
     faster,
     is_lower,
+    mean_of,
     not_faster,
     slower,
     unchanged,

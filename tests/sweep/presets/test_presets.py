@@ -15,9 +15,9 @@ from loaderdoctor.instrument.wire.protocol import Observed, WindowDone
 from loaderdoctor.report.console import console_text
 from loaderdoctor.report.model import Trial as TrialRow
 from loaderdoctor.settings import Settings
+from loaderdoctor.sweep import Sweep
 from loaderdoctor.sweep.presets import PRESETS, find_preset
-from loaderdoctor.sweep.presets.figures import Figures
-from loaderdoctor.sweep.presets.model import Preset
+from loaderdoctor.sweep.presets.model import Figures, Preset
 from loaderdoctor.sweep.presets.published import (
     Found,
     Place,
@@ -28,7 +28,6 @@ from loaderdoctor.sweep.presets.published import (
 )
 from loaderdoctor.sweep.presets.who_is_faster import MATRIX, PORTIONS, WHO_IS_FASTER
 from loaderdoctor.sweep.report_rows import trial_rows
-from loaderdoctor.sweep.run import Sweep
 from loaderdoctor.tryout import Measurement, Options, Trial
 from loaderdoctor.tryout.measuring import Equipment
 from loaderdoctor.tryout.ranking import Ranking, rank

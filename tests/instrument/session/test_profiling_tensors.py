@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint_sequential
 
-from loaderdoctor.instrument.session.window_memory import largest_rise, with_tensor_peak
+from loaderdoctor.instrument.session.profiling import largest_rise, with_tensor_peak
 from loaderdoctor.instrument.wire.protocol import WindowDone, WindowRequest
 
 WIDTH, BATCH, DEPTH = 32, 2048, 8

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from loaderdoctor.tryout import Trial
-from loaderdoctor.tryout.confirming import MOST_PAIRS, SECOND_CAP, confirmed
+from loaderdoctor.tryout.choosing import MOST_PAIRS, SECOND_CAP, confirmed
 from loaderdoctor.tryout.ranking import MIN_PAIRS
 from loaderdoctor.tryout.rounds import Done, Known, Round
 from loaderdoctor.tryout.windows import MAX_ROUNDS

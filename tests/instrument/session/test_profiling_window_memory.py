@@ -18,8 +18,8 @@ import pytest
 import torch
 
 from loaderdoctor.instrument.session import ScriptOverError
+from loaderdoctor.instrument.session.profiling import Timed, with_history
 from loaderdoctor.instrument.session.sources import SourceRefusedError
-from loaderdoctor.instrument.session.window_memory import Timed, with_history
 from loaderdoctor.instrument.wire.protocol import WindowDone, WindowRequest
 from loaderdoctor.instrument.wire.window_records import SnapshotRecord
 
@@ -189,7 +189,7 @@ def test_torchs_own_history_is_recorded_bounded_and_off_again(tmp_path: Path) ->
     assert not torch._C._cuda_isHistoryEnabled()
     snapshot = pickle.loads(path.read_bytes())
     frames = [f for trace in snapshot["device_traces"] for e in trace for f in e["frames"]]
-    assert any(f["filename"].endswith("test_window_memory.py") for f in frames)
+    assert any(f["filename"].endswith("test_profiling_window_memory.py") for f in frames)
     torch.cuda.memory._record_memory_history("state")
     with pytest.raises(SourceRefusedError):
         run(recorded(request(), steps()))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from loaderdoctor.instrument.session.interruptions import CollectionCount
+from loaderdoctor.instrument.session.open_window import CollectionCount
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_collections_are_counted_by_generation_and_the_line_that_asks_is_named()
     assert found.n == (1, 1, 2)
     assert found.ns[2] == sum(found.full_ns) == found.asked_ns > 0
     assert found.code == "gc.collect()" and found.library is None
-    assert found.site is not None and found.site.startswith("test_interruptions.py:")
+    assert found.site is not None and found.site.startswith("test_open_window.py:")
 
 
 @pytest.mark.usefixtures("quiet")

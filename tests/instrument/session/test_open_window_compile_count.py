@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from loaderdoctor.instrument.session.interruptions import CompileCount
+from loaderdoctor.instrument.session.open_window import CompileCount
 
 
 @pytest.mark.slow
@@ -32,7 +32,7 @@ def test_code_made_anew_for_a_shape_is_counted_with_its_reason() -> None:
     assert found.ns > 0
     assert found.reason is not None and "size mismatch" in found.reason
     assert found.function is not None and found.function.startswith(
-        "double (test_interruptions_compile_count.py"
+        "double (test_open_window_compile_count.py"
     )
     torch._dynamo.reset()
 
@@ -40,7 +40,7 @@ def test_code_made_anew_for_a_shape_is_counted_with_its_reason() -> None:
 def test_the_compiler_is_not_loaded_for_it() -> None:
     code = (
         "import sys, torch\n"
-        "from loaderdoctor.instrument.session.interruptions import CompileCount\n"
+        "from loaderdoctor.instrument.session.open_window import CompileCount\n"
         "before = 'torch._dynamo' in sys.modules\n"
         "assert CompileCount().since() is None\n"
         "assert ('torch._dynamo' in sys.modules) is before\n"

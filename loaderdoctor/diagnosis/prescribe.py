@@ -88,7 +88,9 @@ def prescribed_rows(
 
 
 def _rank(row: model.Recommendation, quick: Collection[str]) -> int:
-    """One line of code first, then settings and what else can be written, then mere ideas."""
+    """What was measured, one line of code, settings and what else can be written, mere ideas."""
+    if row.measured_step_ms is not None:
+        return -1  # never below a prediction
     if row.from_ is not None or row.to is not None:
         return 1
     if not (row.code or row.command):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from loaderdoctor import format as fmt
+from loaderdoctor.estimate import interval
 from loaderdoctor.facts import Facts
 from loaderdoctor.facts.step import MODERATE_SHARE, Bound, VerdictSeverity
 from loaderdoctor.findings import PARTS, Finding, Kind, Severity
@@ -227,6 +228,10 @@ def _disproved(cause: Finding) -> bool:
     return cause.kind is Kind.TOO_FEW_WORKERS and any(t.refuted for t in cause.tested)
 
 
+# An interval of a share that is this part of it to either side is told where the share is.
+NOISY_PART = 0.25
+
+
 def _cost(bound: Bound, facts: Facts, step_ms: float) -> str:
     """`Waiting for the loader costs 11.3 of 13.1 ms a step (86 %)`."""
     part = facts.share(bound) or 0.0
@@ -238,11 +243,14 @@ def _cost(bound: Bound, facts: Facts, step_ms: float) -> str:
         estimate = facts.trace.plain_shares.as_dict().get(bound) or 0.0
         if estimate - part >= MODERATE_SHARE:
             plain = f", about {fmt.share(estimate)} where nothing is recorded"
+    measured = facts.ablation.share(bound) if facts.ablation is not None else None
+    noisy = measured is not None and measured.bounded and measured.margin >= NOISY_PART * part
+    shown = fmt.share_within(part, interval(measured)) if noisy else fmt.share(part)
     if bound == "host" and (theirs := facts.host_of_others):  # waiting for their CPUs
         plain = f", {fmt.number(theirs * step_ms)} ms of it perhaps other programs' doing"
     return (
         f"{costs} {fmt.number(part * step_ms)} of {fmt.number(step_ms)} ms a step "
-        f"({fmt.share(part)}{plain})"
+        f"({shown.replace(' (', ', ').rstrip(')')}{plain})"
     )
 
 
@@ -254,12 +262,18 @@ def _remedy(
     findings: Sequence[Finding],
     n_tried: int | None,
 ) -> str:
-    change = next(iter(changes_of(recommendations)), None)  # the first of the list, whatever it is
+    changes = changes_of(recommendations)
+    change = next(iter(changes), None)  # the first of the list, whatever it is
+    faster = next((t for f in findings for t in f.tested if t.outcome.came == "faster"), None)
+    if change is not None and n_tried and all(x.is_untried for x in changes):
+        # What was measured goes before what is only predicted, and before its figure.
+        none = f"Tried: {fmt.count(n_tried, 'setting')}, none measurably faster here."
+        said, title = none if faster is None else f"A trial {faster.sentence}", change.words()
+        return f"{said} Not tested: {title[:1].lower()}{title[1:]}."
     if change is not None:
         return _first_change(step_ms, change, inconclusive=_inconclusive(change, findings))
     if cause is not None and cause.advice is not None:
         return cause.advice
-    faster = next((t for f in findings for t in f.tested if t.outcome.came == "faster"), None)
     if faster is not None:
         return f"A trial {faster.sentence}"
     ablation = facts.ablation

@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import msgspec
+
 from loaderdoctor.attribution.combine import facts_of_trace
 from loaderdoctor.estimate import Estimate
+from loaderdoctor.report.model import Recommendation
 from loaderdoctor.report.words.summary import verdict_sentence
 from loaderdoctor.report.words.verdict import no_cause
 from tests.findings.builders import trace, with_exposed, workers
@@ -48,3 +51,41 @@ def test_what_is_missing_is_said_where_nothing_was_recorded() -> None:
 def test_copies_without_a_cause_are_summed() -> None:
     assert "copies a step" in no_cause("copy", with_exposed(copy=0.3))
     assert no_cause("host", with_exposed(host=0.3)) == ""
+
+
+def test_no_prediction_stands_above_what_was_measured() -> None:
+    idea = Recommendation(
+        setting="Do less for each batch", from_=None, to=None, code="", predicted_step_ms=4.0,
+        predicted_from="ablation", measured_step_ms=None, measured_ci_ms=None, caution=None,
+        summary=None,
+    )  # fmt: skip
+    facts = with_exposed(input_=0.3, workers=workers())
+    told = {
+        n: verdict_sentence("input", "high", facts=facts, recommendations=(idea,), n_tried=n)
+        for n in (0, 1, 3)
+    }
+    assert "4.00 ms" in told[0] and "Tried" not in told[0]
+    for n, counted in ((1, "1 setting"), (3, "3 settings")):
+        assert f"Tried: {counted}, none measurably faster here." in told[n]
+        assert "Not tested: do less for each batch." in told[n]
+        assert "4.00 ms" not in told[n]  # the figure stands below, in the list
+    # One that was measured goes first, whatever else is predicted.
+    helps = msgspec.structs.replace(
+        idea, setting="num_workers", from_=4, to=6, measured_step_ms=8.0
+    )
+    both = verdict_sentence(
+        "input", "high", facts=facts, recommendations=(helps, idea), n_tried=3
+    )  # fmt: skip
+    assert "num_workers=6 brings the step to 8.00 ms" in both and "Tried" not in both
+
+
+def test_a_noisy_share_is_told_with_its_interval() -> None:
+    facts = with_exposed(input_=0.3, workers=workers())
+    assert facts.ablation is not None
+    step = facts.ablation.plain_ms.value
+    for margin, told in ((0.02, "(30 %)"), (0.12, "(30 %, 18 to 42 %)")):
+        part = Estimate(
+            value=0.3 * step, low=(0.3 - margin) * step, high=(0.3 + margin) * step, n=4
+        )
+        noisy = replace(facts, ablation=replace(facts.ablation, input_ms=part))
+        assert told in verdict_sentence("input", "high", facts=noisy, n_tried=0)

@@ -13,11 +13,12 @@ import msgspec
 from loaderdoctor.attribution.step import usable
 from loaderdoctor.errors import RunError
 from loaderdoctor.facts import own_settings
-from loaderdoctor.instrument.command.endings import took_down
+from loaderdoctor.instrument.command.endings import NOT_BEGUN, took_down
 from loaderdoctor.instrument.command.job import NoJobError
 from loaderdoctor.instrument.command.launch_config import Target as Script
 from loaderdoctor.instrument.command.launched_run import ScriptRunLike, TrainingBeganError
 from loaderdoctor.instrument.wire.protocol import (
+    SCRIPT_ENDED,
     WINDOW_IDS,
     Ended,
     Mode,
@@ -277,6 +278,8 @@ class Measurer:
             return None
         if trial is not None and done.status in ("failed", "skipped"):
             reason = done.reason or "no reason given"
+            if reason in (NOT_BEGUN, SCRIPT_ENDED):  # which says nothing of these settings
+                raise OverError("the script ended before the sweep did")
             trial.fail("failed" if done.status == "failed" else "skipped", reason)
         return done
 

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from loaderdoctor.errors import RunError
+from loaderdoctor.instrument.command.endings import NOT_BEGUN
 from loaderdoctor.instrument.command.launch_config import Target as Script
 from loaderdoctor.instrument.command.launched_run import ScriptRunLike
+from loaderdoctor.instrument.wire.protocol import WindowDone, WindowRequest
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep import Sweep
 from loaderdoctor.tryout import Options, Outcome, Place, Trial
@@ -117,3 +119,26 @@ def test_a_script_of_its_own_brings_its_own_batch_and_epoch() -> None:
     assert {opened for opened, _ in processes.opened} == {script}
     assert outcome.trials[1].steps_per_epoch == 100
     assert outcome.trials[1].samples_per_step == 64.0
+
+
+class Ending(SimulatedRun):
+    """A script that ends by itself while a trial is asked for."""
+
+    def _one(self, request: WindowRequest, timeout_s: float | None) -> WindowDone | None:
+        done = super()._one(request, timeout_s)
+        if done is not None or request.mode != "trial":
+            return done
+        return WindowDone(id=request.id, mode="trial", status="skipped", reason=NOT_BEGUN)
+
+
+def test_the_end_of_the_script_is_no_result_of_the_settings_asked_for_then() -> None:
+    run = Ending(truth, OWN, noise=0.01, ends_after=2)
+    run.observed = observed()
+    trials = [Trial(index=i, settings=Settings(num_workers=i or None)) for i in range(3)]
+    equipment = Equipment(script_run=run, clock=run.clock)
+    outcome = Sweep(observed(), trials, Options(budget_s=900.0, n_rounds=3), equipment).run()
+    assert len(run.log) == 3  # nothing more is asked of a script that has ended
+    assert [t.reason for t in outcome.trials[1:]] == [
+        "not reached: the script ended before the sweep did"
+    ] * 2
+    assert outcome.ended == "script-over"

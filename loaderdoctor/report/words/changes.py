@@ -207,12 +207,9 @@ class Change:
     @property
     def predicted_only(self) -> bool:
         """Whether a prediction is all there is."""
-        return self.first.predicted_step_ms is not None and self.is_untried
-
-    @property
-    def is_untried(self) -> bool:
-        """Whether no window of it was measured."""
-        return self.measured_ms is None and self.first.seen_step_ms is None
+        first = self.first
+        untried = self.measured_ms is None and first.seen_step_ms is None
+        return first.predicted_step_ms is not None and untried
 
     @property
     def is_bound(self) -> bool:

@@ -24,6 +24,7 @@ from loaderdoctor.report.words.verdict import (
     NEW_SHAPES,
     caveats,
     no_cause,
+    nothing_judged,
     of_loader,
     open_sentence,
     stands_still,
@@ -99,8 +100,6 @@ UNTOLD = (
 _INPUT_UNKNOWN = "What getting batches costs is not recorded."
 # What explains less of a part than this is not said to be the reason for it.
 _CAUSE_PART = 1 / 3
-# Fewer steps say nothing about a mean whose noise is a few percent.
-_FEW_STEPS = 5
 
 
 def verdict_sentence(
@@ -143,7 +142,7 @@ def _sentence(
     if facts.only_reads and step_ms is not None:
         return _only_read(facts, step_ms, recommendations)
     if bound == "unknown" or step_ms is None:
-        return _unknown(facts)
+        return nothing_judged(facts)
     if bound == "outside" and facts.wall is not None:
         return f"{outside_sentence(facts.wall, findings)} {open_sentence(facts) or ''}".rstrip()
     if severity == "none" or bound == "compute":
@@ -265,7 +264,8 @@ def _remedy(
     changes = changes_of(recommendations)
     change = next(iter(changes), None)  # the first of the list, whatever it is
     faster = next((t for f in findings for t in f.tested if t.outcome.came == "faster"), None)
-    if change is not None and n_tried and all(x.is_untried for x in changes):
+    untried = all(x.measured_ms is None and x.first.seen_step_ms is None for x in changes)
+    if change is not None and n_tried and untried:
         # What was measured goes before what is only predicted, and before its figure.
         none = f"Tried: {fmt.count(n_tried, 'setting')}, none measurably faster here."
         said, title = none if faster is None else f"A trial {faster.sentence}", change.words()
@@ -388,27 +388,3 @@ def _only_read(facts: Facts, step_ms: float, recommendations: Sequence[Recommend
         f"{fmt.number(step_ms)} ms: no model was called and nothing trained for as long as was "
         f"waited for it. If training follows, this says nothing of it.{faster}"
     )
-
-
-def _unknown(facts: Facts) -> str:
-    n_steps = facts.step.n_steps if facts.step is not None else None
-    if n_steps is None and facts.trace is not None:
-        n_steps = facts.trace.n_steps
-        if facts.trace.step_clock == "window":
-            return (
-                "No verdict: the trace marks no two steps (profiler.step(), batch or optimizer "
-                "spans), so the shares are those of the whole window."
-            )
-    if not n_steps:
-        return "No verdict: no whole step was recorded. Record some steps of the loop."
-    if n_steps < _FEW_STEPS:
-        return (
-            f"No verdict: not enough steps ({fmt.count(n_steps, 'step')} recorded). "
-            "Record more of them."
-        )
-    if facts.trace is not None and not facts.trace.fetching.recorded and facts.step is None:
-        return (
-            "No verdict: the trace holds no loader events, so what the loop waits for is not "
-            "recorded. Profile the CPU too (ProfilerActivity.CPU)."
-        )
-    return "No verdict: too little was recorded to judge."

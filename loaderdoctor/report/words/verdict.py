@@ -76,6 +76,8 @@ _SO: Mapping[str, str] = {
     "noisy-machine": "; small gains can't be seen",
     "not-compared": "; what its loader costs is told by its waits alone",
 }
+# Fewer steps say nothing about a mean whose noise is a few percent.
+MIN_STEPS = 5
 _SWEEP_CUT_SHORT = "sweep-"  # and how it ended
 
 
@@ -225,6 +227,31 @@ def _new_memory(bound: Bound, facts: Facts, step_ms: float) -> str | None:
         f"{fmt.ms(most_ms)} of the copying is the first read of memory that is new each time, "
         "the loader's cost as freeing it is: whether that or copying is more, no trace tells."
     )
+
+
+def nothing_judged(facts: Facts) -> str:
+    """Why there is no verdict, and what to record for one."""
+    n_steps = facts.step.n_steps if facts.step is not None else None
+    if n_steps is None and facts.trace is not None:
+        n_steps = facts.trace.n_steps
+        if facts.trace.step_clock == "window":
+            return (
+                "No verdict: the trace marks no two steps (profiler.step(), batch or optimizer "
+                "spans), so the shares are those of the whole window."
+            )
+    if not n_steps:
+        return "No verdict: no whole step was recorded. Record some steps of the loop."
+    if n_steps < MIN_STEPS:
+        return (
+            f"No verdict: not enough steps ({fmt.count(n_steps, 'step')} recorded). "
+            "Record more of them."
+        )
+    if facts.trace is not None and not facts.trace.fetching.recorded and facts.step is None:
+        return (
+            "No verdict: the trace holds no loader events, so what the loop waits for is not "
+            "recorded. Profile the CPU too (ProfilerActivity.CPU)."
+        )
+    return "No verdict: too little was recorded to judge."
 
 
 def no_cause(bound: Bound, facts: Facts) -> str:

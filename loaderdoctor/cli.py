@@ -181,7 +181,7 @@ def run(
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the shuffled rounds.")
 @budget(
     None,
-    "Seconds of measuring; trials are sized to fit, and half as many again where noise leaves the "
+    "Seconds of measuring; trials are sized to fit, and up to as many again where noise leaves the "
     "answer open.  [default: 120; presets their own]",
 )
 @TRIAL_LIMIT

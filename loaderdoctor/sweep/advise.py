@@ -15,7 +15,7 @@ from loaderdoctor.setting_words import capitalised, phrase
 from loaderdoctor.settings import AXES_BY_NAME, Settings, Value
 from loaderdoctor.tryout.answers import recommendations
 from loaderdoctor.tryout.comparing import in_new_processes
-from loaderdoctor.tryout.ranking import AFTER_EACH, SIMPLER_SHARE, Ranking, needed_changes
+from loaderdoctor.tryout.ranking import SIMPLER_SHARE, Ranking, needed_changes
 
 _CAUTIONS = {
     "num_workers": "each worker holds its own copy of what the dataset keeps in memory",
@@ -110,6 +110,7 @@ def verdict_of_sweep(ranking: Ranking) -> str:
         longer = "Measure longer with --budget, on a quiet machine, to know."
         simplest = "is the simplest of those that did best"
         did = "did best" if ranking.candidate == ranking.best else simplest
+        did = did if ranking.best else "came nearest"
         if not ranking.confirmed:
             return (
                 f"No setting is shown to help: {label} {did}, by {gain} a step in the rounds, "
@@ -213,7 +214,7 @@ def _took(slower: Estimate) -> str:
         return "took no longer"
     if slower.value <= SIMPLER_SHARE:
         return f"took {fmt.share(slower.value)} longer"
-    value, margin = (100 * x for x in (slower.value, AFTER_EACH * slower.margin))
+    value, margin = (100 * x for x in (slower.value, slower.margin))
     return f"took {value:.0f} ± {margin:.0f} % longer, which noise may explain"
 
 

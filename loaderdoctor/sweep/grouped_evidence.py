@@ -18,7 +18,8 @@ from loaderdoctor.sweep.groups import GroupedSweep, GroupState, Measured
 from loaderdoctor.sweep.report_rows import best_row
 from loaderdoctor.sweep.timings_file import SavedGroup
 from loaderdoctor.tryout import Outcome, Trial
-from loaderdoctor.tryout.ranking import Ranking, drift
+from loaderdoctor.tryout.ranking import Ranking
+from loaderdoctor.tryout.results import drift
 
 
 @dataclass(slots=True, kw_only=True)

@@ -250,11 +250,6 @@ class Options:
         """
         return self.search == "grid" and self.part == "whole"
 
-    @property
-    def may_go_on(self) -> bool:
-        """Whether it does for as long as it takes; a preset's rows are many, and keep to theirs."""
-        return self.beside_fastest and not self.keep_all
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:

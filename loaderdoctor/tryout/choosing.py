@@ -17,13 +17,13 @@ it by more than simplicity is worth, the next simplest takes its place (`ranking
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
-from loaderdoctor.estimate import MIN_GAIN_SHARE
 from loaderdoctor.facts import n_changes
 from loaderdoctor.tryout import Trial, elimination, windows
 from loaderdoctor.tryout.ranking import MIN_PAIRS, Ranking
 from loaderdoctor.tryout.rounds import Done, Known, Round, Window
-from loaderdoctor.tryout.windows import MIN_ROUNDS, MIN_STEPS, WINDOW_S, Plan
+from loaderdoctor.tryout.windows import MAX_ROUNDS, MIN_ROUNDS, MIN_STEPS, NOTHING, WINDOW_S, Plan
 
 # A calibration window: long enough to rank by in a pinch, short enough for 40 trials in 120 s.
 CALIBRATE_WINDOW_S = 0.5
@@ -155,7 +155,7 @@ def rounds_that_fit(known: Known, wanted_rounds: int | None) -> Plan:
     keep_all = known.options.keep_all
     costs = {trial.index: known.cost(trial) for trial in known.alive if trial.measurements}
     fewest = 1 if keep_all and wanted_rounds else wanted_rounds or 0
-    plan = windows.NOTHING
+    plan = NOTHING
     for n_rounds in range(wanted_rounds or 0, fewest - 1, -1):
         plan = windows.plan(
             costs,
@@ -225,25 +225,42 @@ def _worth_a_trace(known: Known) -> list[Trial]:
     return found
 
 
-MAX_PAIRS = 12  # of a search, and of a preset
-# Of a grid: as many as it takes, while there is time. Where windows vary by 10 %, a gain of
-# 10 % is beyond the noise after about 30.
-MOST_PAIRS = 60
-# Where noise leaves open whether the candidate gains, or is too slow beside the fastest, measuring
-# goes on until so many times the budget: with a gain of 10 % where windows vary by 10 %, 7 of 12
-# simulated sweeps named it within the budget, and "nothing" was the answer of 4.
-SECOND_CAP = 1.5
+# The last rounds: what may be recommended, the fastest of the rounds, and the loop as it is.
+#
+# The best of many is partly luck, so the candidate's gain is measured again, next to the loop's own
+# settings. The candidate is the simplest of those that are equally fast, which noise can hide or
+# feign, so the fastest runs beside it. Two questions are open: whether it gains, and whether it is
+# slower than the fastest by more than simplicity is worth. If it is, the next simplest takes its
+# place; if it doesn't gain, the fastest (`ranking.rank` says which). Each is asked until the rounds
+# that time still allows could hardly change its answer, and what runs is what an open one needs.
+
+MAX_PAIRS = 12  # of a search
+# Of a grid: as many as it takes, while there is time. Where windows vary by 20 %, a gain of
+# 10 % is beyond the noise after about 60.
+MOST_PAIRS = 100
+# Where more rounds could change the answer, measuring goes on until so many times the budget:
+# beyond it for what seems to gain, and where noise hides more than simplicity is worth.
+SECOND_CAP = 2.0
+# Of a preset not beyond this: it fits in ten minutes.
+PRESET_MOST_S = 540.0
+# How many windows there are counts, not how long they are: half of what they differ by does not
+# shrink with their length.
+PAIR_WINDOW_S = elimination.WINDOW_PART * WINDOW_S
 
 
 def confirmed(known: Known, last: Round | None) -> Round | Done:
     """The candidate, the loop's own settings and the fastest in rounds of alternating order."""
-    beside = known.options.may_go_on or _is_beside(known, last)
-    ranking = known.ranking(proposing=beside)
+    beside = known.options.beside_fastest
+    rest = _rest(known, last)
+    ranking = known.ranking(proposing=True, rest=rest)
+    if rest and beside and not _worth_more_time(known, ranking, rest):
+        rest = 0
+        ranking = known.ranking(proposing=True)
     candidate = 1 if known.options.part == "confirm" else ranking.candidate
     if not candidate:
         return Done()
-    contenders = _contenders(known, ranking, candidate) if beside else (0, candidate)
-    among = [known.trials[i] for i in contenders]
+    third = [ranking.best] if beside and ranking.best else []
+    among = [known.trials[i] for i in dict.fromkeys((0, candidate, *third))]
     if not all(trial.alive for trial in among):
         return Done()
     plan = last.plan if last is not None else _rounds(known, among)
@@ -251,28 +268,15 @@ def confirmed(known: Known, last: Round | None) -> Round | Done:
     done = len(known.trials[candidate].of("confirm"))
     if not plan or done >= n_most:
         return Done()
-    may_be_slow = ranking.may_be_too_slow(candidate)
-    if done >= MIN_PAIRS and not known.options.may_go_on:  # the gain needs what time there is
-        may_be_slow = ranking.looks_too_slow(candidate)
-        among = among if may_be_slow else among[:2]
-    is_open = may_be_slow or _gain_is_open(ranking)
+    may_be_slow = beside and ranking.slowness_is_open(candidate, rest)
+    may_gain = ranking.gain_is_open(rest)
     if done >= plan.n_rounds:
-        if not is_open:
+        if not (may_be_slow or may_gain):
             return Done()
-        if not may_be_slow:
-            among = among[:2]
-        elif not _gain_is_open(ranking):
-            among = among[1:]
-    round_s = sum(known.cost(trial).measurement_s(plan.window_s) for trial in among)
-    if done < MIN_PAIRS:  # fewer tell nothing; of another candidate there were enough
-        end_s = SECOND_CAP * known.options.budget_s
-        if last is not None and (MIN_PAIRS - done) * round_s > end_s - known.spent_s:
-            return Done()
-    else:
-        slow = ranking.looks_too_slow(candidate) or ranking.may_be_too_slow(candidate, blind=True)
-        undecided = slow or _undecided(ranking)
-        if round_s > _left_s(known, undecided=undecided, is_open=is_open):
-            return Done()
+        among = among if may_be_slow and may_gain else among[:2] if may_gain else among[1:]
+    fewest = max(1, MIN_PAIRS - done)  # fewer tell nothing; of another candidate there were enough
+    if last is not None and fewest * _round_s(known, among, plan) > _left_s(known):
+        return Done()
     number = 1 if last is None else last.number + 1
     at_least = 1 if known.searching else MIN_STEPS
     costs = [(trial.index, known.cost(trial)) for trial in among]
@@ -292,64 +296,56 @@ def confirmed(known: Known, last: Round | None) -> Round | Done:
     )
 
 
-def _contenders(known: Known, ranking: Ranking, candidate: int) -> list[int]:
-    """The loop's own, the candidate, and the fastest where it is another."""
-    if not known.options.beside_fastest or not ranking.best:
-        return [0, candidate]
-    return list(dict.fromkeys((0, candidate, ranking.best)))
+def _rest(known: Known, last: Round | None) -> int:
+    """How many more rounds like the last there may be."""
+    if last is None:
+        return MOST_PAIRS
+    among = [known.trials[window.trial] for window in last.windows]
+    fitting = _left_s(known) / max(1e-9, _round_s(known, among, last.plan))
+    done = max(len(trial.of("confirm")) for trial in among if trial.index)
+    return max(0, min(last.n_most - done, int(fitting)))
 
 
-def _is_beside(known: Known, last: Round | None) -> bool:
-    """Whether rounds of a preset measure the fastest too: while they do, if time holds it."""
-    ranking = known.ranking(proposing=True)
-    if last is not None:
-        return any(window.trial == ranking.best for window in last.windows)
-    if not ranking.candidate:
-        return False
-    among = [known.trials[i] for i in _contenders(known, ranking, ranking.candidate)]
-    plan = _rounds(known, among)
-    round_s = sum(known.cost(trial).measurement_s(plan.window_s) for trial in among)
-    return MIN_PAIRS * round_s <= known.options.budget_s - known.spent_s
+def _worth_more_time(known: Known, ranking: Ranking, rest: int) -> bool:
+    """Whether what is open matters enough, where the budget is used up."""
+    if known.left_s(windows.ABLATE_SHARE) > 0 or not ranking.candidate:
+        return True
+    gains = ranking.seems_to_gain and ranking.gain_is_open(rest)
+    return gains or ranking.is_blind(ranking.candidate)
 
 
-def _left_s(known: Known, *, undecided: bool, is_open: bool) -> float:
-    if undecided and known.options.may_go_on:
-        return SECOND_CAP * known.options.budget_s - known.spent_s
-    if undecided or is_open:  # the answer matters more than its reasons
+def _round_s(known: Known, among: list[Trial], plan: Plan) -> float:
+    return sum(known.cost(trial).measurement_s(plan.window_s) for trial in among)
+
+
+def _left_s(known: Known) -> float:
+    """Seconds until the cap: the answer matters more than its reasons."""
+    options = known.options
+    if not options.beside_fastest:
         return known.left_s(windows.ABLATE_SHARE)
-    return known.left_s(windows.CONFIRM_SHARE)
+    most_s = SECOND_CAP * options.budget_s
+    if options.keep_all:
+        most_s = max(options.budget_s, min(most_s, PRESET_MOST_S))
+    return most_s - known.spent_s
 
 
 def _rounds(known: Known, among: list[Trial]) -> Plan:
     """Rounds that fit."""
-    costs = {trial.index: known.cost(trial) for trial in among}
+    trials = tuple(trial.index for trial in among)
+    plan = Plan(n_rounds=MIN_PAIRS, window_s=PAIR_WINDOW_S, trials=trials)
     if known.searching:
-        window_s = elimination.WINDOW_PART * WINDOW_S
-        return Plan(n_rounds=MIN_PAIRS, window_s=window_s, trials=tuple(costs))
-    plan = windows.NOTHING
-    for share in (windows.CONFIRM_SHARE, windows.ABLATE_SHARE):
-        in_order, left_s = list(costs), known.left_s(share)
-        fitting = windows.plan(costs, left_s=left_s, wanted_rounds=None, in_order=in_order)
-        plan = plan or fitting
-    return plan
+        return plan
+    round_s = _round_s(known, among, plan)
+    n_rounds = int(known.left_s(windows.CONFIRM_SHARE) / round_s)
+    if n_rounds < MIN_PAIRS <= _left_s(known) / round_s:
+        n_rounds = MIN_PAIRS
+    return replace(plan, n_rounds=min(MAX_ROUNDS, n_rounds)) if n_rounds >= MIN_PAIRS else NOTHING
 
 
 def _most(known: Known, plan: Plan, among: list[Trial]) -> int:
     """The most rounds that may be measured."""
     if not known.searching:
-        return MOST_PAIRS if known.options.may_go_on else MAX_PAIRS
+        return MOST_PAIRS if known.options.beside_fastest else MAX_PAIRS
     left = elimination.allowance(known) - known.n_timed_steps
     pair_steps = sum(known.cost(x).steps(plan.window_s, at_least=1) for x in among)
     return int(min(MAX_PAIRS, max(MIN_PAIRS, left / pair_steps)))
-
-
-def _undecided(ranking: Ranking) -> bool:
-    """Whether the candidate's gain would matter, but may still be noise."""
-    gain = ranking.gain_share
-    return gain is not None and gain.value >= MIN_GAIN_SHARE and not ranking.worth_changing
-
-
-def _gain_is_open(ranking: Ranking) -> bool:
-    """Whether noise leaves open that the candidate gains what matters, or that it does not."""
-    gain = ranking.gain_share
-    return gain is not None and gain.high >= MIN_GAIN_SHARE and not ranking.worth_changing

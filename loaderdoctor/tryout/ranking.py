@@ -28,16 +28,18 @@ from statistics import fmean, median
 from loaderdoctor.estimate import MIN_GAIN_SHARE, ByRound, Estimate, Noise
 from loaderdoctor.facts import meaning
 from loaderdoctor.settings import AXES_BY_NAME, Settings
-from loaderdoctor.tryout import Measurement, Trial
+from loaderdoctor.tryout import Trial
 from loaderdoctor.tryout.comparing import (
     ONE_MACHINE,
     BaselineRatio,
     is_tied,
+    outlook,
     widening,
 )
 from loaderdoctor.tryout.results import (
     Result,
     baseline_ratio_of,
+    drift,
     result,
     samples_per_step,
     shared,
@@ -67,10 +69,14 @@ OF_GAIN = 0.25
 # Only until it is measured there. Where nothing was, 15 of 16 simulated sweeps of 15 s with noise
 # of 5 and 10 % named a setting that takes 13.0 ms where another takes 7.5.
 SURELY = 1.5
-# Beside it, and of a gain there, by this much where rounds go on until it is settled: 95 % of one
-# look is less of one after each round.
-# At a noise of 20 %, 5 of 40 simulated sweeps of a loop that nothing helps named a setting without.
-AFTER_EACH = 1.25
+# Measured beside it, a simpler setting is too slow where it is beyond `SIMPLER_SHARE` by this part
+# of the margin when the rounds end. That is a choice, no claim: by the whole margin, as a gain is
+# judged, noise of 20 % hid that another takes 17 % less in 24 of 40 simulated sweeps.
+DOUBT = 0.6
+# The interval of a gain there is this much wider: several candidates may be asked, and each when
+# the budget ends and again at the second cap (Bonferroni's correction for two). Without, 4 of 40
+# simulated sweeps of a loop that no setting changes recommended one, at a noise of 10 %.
+OF_SEVERAL = 1.14
 
 
 def needed_changes(settings: Settings, own: Settings) -> Settings:
@@ -128,17 +134,34 @@ class Ranking:
     # How much slower than the best trials were in the rounds that confirm, as a part of it
     slower: Mapping[int, Estimate] = field(default_factory=dict)
 
-    def looks_too_slow(self, index: int) -> bool:
-        """Whether a trial ran slower than the best by more than simplicity is worth."""
+    def slowness_is_open(self, index: int, rest: int) -> bool:
+        """Whether `rest` more rounds may change if it is too slow beside the best."""
         slower = self.slower.get(index)
-        return slower is not None and slower.value > SIMPLER_SHARE
-
-    def may_be_too_slow(self, index: int, *, blind: bool = False) -> bool:
-        """Whether it may be, as far as noise tells; `blind`: noise alone is more than that."""
-        slower = self.slower.get(index)
-        if slower is None:
+        if index == self.best:
             return False
-        return (slower.margin if blind else slower.high) > SIMPLER_SHARE
+        if slower is None:
+            return True
+        after, move = outlook(slower, rest)
+        return abs(slower.value - SIMPLER_SHARE - DOUBT * after) < move
+
+    def is_blind(self, index: int) -> bool:
+        """Whether noise hides how much slower than the best it is, or it was not measured so."""
+        slower = self.slower.get(index)
+        return index != self.best and (slower is None or slower.margin > SIMPLER_SHARE)
+
+    @property
+    def seems_to_gain(self) -> bool:
+        """Whether the candidate's gain would matter, if it is no noise."""
+        return self.gain_share is not None and self.gain_share.value >= MIN_GAIN_SHARE
+
+    def gain_is_open(self, rest: int) -> bool:
+        """Whether `rest` more rounds may change if the candidate's gain is worth a change."""
+        gain = self.gain_share
+        if gain is None or not self.confirmed:
+            return gain is not None
+        after, move = outlook(gain, rest)
+        above = gain.value - max(MIN_GAIN_SHARE, after)
+        return abs(above) < move or (above > 0) != self.worth_changing
 
     def round_gain(self, index: int) -> Estimate | None:
         """Loop's own minus this trial by the ranking rounds alone, as wide as ties are judged.
@@ -161,7 +184,7 @@ class Ranking:
             return False
         if not self.confirmed and 0 in self.tied_with:
             return False
-        return self.gain_share.low > 0 and self.gain_share.value >= MIN_GAIN_SHARE
+        return self.gain_share.low > 0 and self.seems_to_gain
 
     @property
     def recommended(self) -> int | None:
@@ -175,14 +198,15 @@ def rank(
     own: Settings,
     steps_per_epoch: int | None,
     beside: bool = False,
-    looks: float = 1.0,
+    rest: int = 0,
     proposing: bool = False,
 ) -> Ranking:
     """Everything that can be said about the trials so far; also after an interruption.
 
     `beside`: where enough rounds hold both, what was measured beside the fastest again is judged by
-    that, by intervals `looks` times as wide (AFTER_EACH where each round may be the last).
-    `proposing`: so will be what was not yet, and the candidate is whom to measure there next.
+    that, as long as `rest` more rounds could come: too slow is what these could hardly change.
+    `proposing`: the candidate is whom to measure there next. Else, where the fastest was, only what
+    was measured beside it is named, and the fastest itself where it alone is shown to gain.
     """
     baseline_ratio = baseline_ratio_of(trials[0], steps_per_epoch) if trials else ONE_MACHINE
     noise = Noise.of(
@@ -212,23 +236,30 @@ def rank(
             confirmed=False,
             drift=None,
         )
-    best = min(ranked, key=lambda one: one.ranked_ms)
+    own_wall = results[0].ranked_ms
+    again = [_again(t, trials[0], steps_per_epoch, baseline_ratio) for t in trials]
+    beside_own = _beside(again, 0, noise)
+    lowest = min(ranked, key=lambda one: one.ranked_ms)
+    others = [r for r in ranked if r.index]
+    best = min(others, key=lambda one: one.ranked_ms, default=lowest)
+    gains = best.ranked_ms <= own_wall * (1 - MIN_GAIN_SHARE)
+    if not gains and beside:  # the rounds alone don't tell, but for one that is shown not to
+        left_open = proposing and _may_gain(results[0], best, noise)
+        gains = best.index in beside_own or left_open
+    if not gains:
+        best = lowest
     tied = tuple(
         r.index
         for r in compared
         if r is not best and is_tied(r.by_round, best.by_round, noise, len(compared))
     )
-    own_wall = results[0].ranked_ms
-    again = [_again(t, trials[0], steps_per_epoch, baseline_ratio) for t in trials]
-    beside_best, beside_own = _beside(again, best.index, noise), _beside(again, 0, noise)
-    choices: list[Result] = []
-    if best.ranked_ms > own_wall * (1 - MIN_GAIN_SHARE):
-        candidate = 0
-    else:
+    beside_best = _beside(again, best.index, noise)
+    candidate = n_equal = 0
+    if gains:
         behind = {
             r.index: diff
-            for r in ranked
-            if r.index and r is not best
+            for r in others
+            if r is not best
             if (diff := noise.difference(r.by_round, best.by_round)) is not None
         }
         usual, wider = widening(len(compared) - 1), SURELY if proposing else 1.0
@@ -239,23 +270,26 @@ def rank(
         if not proposing:
             worth_ms = SIMPLER_SHARE * best.ranked_ms
             simpler -= {i for i, d in behind.items() if d.value - usual * d.margin > worth_ms}
-        if beside:
-            simpler |= behind.keys() & beside_best.keys()
-        choices = [best, *(r for r in ranked if r.index in simpler)]
-        out = {
-            *(i for i, slower in beside_best.items() if _is_too_slow(slower, looks)),
-            *(
-                i
-                for i, slower in beside_own.items()
-                if -slower.low * own_wall < OF_GAIN * gain_of_best
-            ),
-        }
-        choices = [r for r in choices if r is best or r.index not in out]
+        measured = behind.keys() & beside_best.keys() if beside else set()
+        too_slow = {i for i, slower in beside_best.items() if _is_too_slow(slower, rest)}
+        hardly = {i for i, x in beside_own.items() if -x.low * own_wall < OF_GAIN * gain_of_best}
+        equally = (simpler | measured) - too_slow - hardly
+        n_equal = 1 + len(equally)
+        named = equally & measured if measured and not proposing else equally
+        choices = [best, *(r for r in others if r.index in named)]
         candidate = choices[simplest([r.settings for r in choices], own)].index
-    gain_ms, confirmed = gain(trials, results, candidate, noise, steps_per_epoch, baseline_ratio)
-    if beside and confirmed and gain_ms is not None and gain_ms.bounded:
-        margin = looks * gain_ms.margin
-        gain_ms = Estimate.around(gain_ms.value, margin, n=gain_ms.n)
+
+    def gain_of(index: int) -> tuple[Estimate | None, bool]:
+        found, again = gain(trials, results, index, noise, steps_per_epoch, baseline_ratio)
+        if beside and again and found is not None:
+            found = Estimate.around(found.value, OF_SEVERAL * found.margin, n=found.n)
+        return found, again
+
+    gain_ms, confirmed = gain_of(candidate)
+    if beside and confirmed and not _may_be_shown(gain_ms, own_wall, rest):
+        of_best = gain_of(best.index)
+        if of_best[1] or proposing:  # what else could gain: the fastest, if anything
+            candidate, (gain_ms, confirmed) = best.index, of_best
     own_cost = results[0].cost_ms
     ranking = Ranking(
         results=results,
@@ -269,11 +303,15 @@ def rank(
         noise=noise,
         spread=math.sqrt(noise.variance) if noise.free else None,
         compared=tuple(r.index for r in compared),
-        n_equal=len(choices),
+        n_equal=n_equal,
         slower=beside_best,
     )
     if ranking.worth_changing:  # the confirmation tells apart what the rounds could not
-        ranking = replace(ranking, tied_with=tuple(index for index in tied if index))
+        return replace(ranking, tied_with=tuple(index for index in tied if index))
+    if (
+        lowest is not best and not proposing
+    ):  # as it is: fastest in the rounds, and nothing shown to beat it
+        return replace(ranking, best=0, tied_with=tuple(sorted({best.index, *tied} - {0})))
     return ranking
 
 
@@ -325,9 +363,24 @@ def _beside(again: Sequence[ByRound], index: int, noise: Noise) -> dict[int, Est
     return found
 
 
-def _is_too_slow(slower: Estimate, looks: float) -> bool:
-    """Surely by more than simplicity is worth."""
-    return slower.value - looks * slower.margin > SIMPLER_SHARE
+def _is_too_slow(slower: Estimate, rest: int) -> bool:
+    """By more than simplicity is worth, and `rest` more rounds would hardly show it otherwise."""
+    after, move = outlook(slower, rest)
+    return slower.value - move > SIMPLER_SHARE + DOUBT * after
+
+
+def _may_gain(own: Result, other: Result, noise: Noise) -> bool:
+    """Whether the rounds leave open that it gains what matters."""
+    gain = noise.difference(own.by_round, other.by_round)
+    return gain is not None and gain.high >= MIN_GAIN_SHARE * own.ranked_ms
+
+
+def _may_be_shown(gain: Estimate | None, own_ms: float, rest: int) -> bool:
+    """Whether a gain that matters is beyond the noise, or may be after `rest` more rounds."""
+    if gain is None:
+        return False
+    after, move = outlook(gain, rest)
+    return gain.value + move >= max(MIN_GAIN_SHARE * own_ms, after)
 
 
 def _again(
@@ -341,19 +394,3 @@ def _again(
 
 def _common(a: ByRound, b: ByRound) -> set[int]:
     return {n for n, _ in a} & {n for n, _ in b}
-
-
-def drift(baseline: Trial) -> float | None:
-    """How the loop's own step time changed from the first ranked window to the last.
-
-    On a cluster that of the group where it changed most.
-    """
-    groups: dict[int | None, list[Measurement]] = {}
-    for measurement in (*baseline.of("rank"), *baseline.of("confirm")):
-        groups.setdefault(measurement.group, []).append(measurement)
-    changes = [
-        timed[-1].times.within_ms / timed[0].times.within_ms
-        for timed in groups.values()
-        if len(timed) > 1
-    ]
-    return max(changes, key=lambda change: abs(change - 1), default=None)

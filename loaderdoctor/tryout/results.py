@@ -164,3 +164,19 @@ def wall_samples(
         )
         for measurement in measurements
     ]
+
+
+def drift(baseline: Trial) -> float | None:
+    """How the loop's own step time changed from the first ranked window to the last.
+
+    On a cluster that of the group where it changed most.
+    """
+    groups: dict[int | None, list[Measurement]] = {}
+    for measurement in (*baseline.of("rank"), *baseline.of("confirm")):
+        groups.setdefault(measurement.group, []).append(measurement)
+    changes = [
+        timed[-1].times.within_ms / timed[0].times.within_ms
+        for timed in groups.values()
+        if len(timed) > 1
+    ]
+    return max(changes, key=lambda change: abs(change - 1), default=None)

@@ -19,7 +19,7 @@ from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.settings import Settings
 from loaderdoctor.tryout import Options, Outcome, Phase, PhaseName, Progress, Trial, windows
 from loaderdoctor.tryout.measuring import Equipment, Measurer
-from loaderdoctor.tryout.ranking import AFTER_EACH, Ranking, complexity, rank
+from loaderdoctor.tryout.ranking import Ranking, complexity, rank
 from loaderdoctor.tryout.windows import NOTHING, Cost, Plan
 
 
@@ -85,18 +85,20 @@ class Known:
         """Seconds left until then."""
         return self.end_s(share) - self.spent_s
 
-    def ranking(self, *, proposing: bool = False) -> Ranking:
+    def ranking(self, *, proposing: bool = False, rest: int = 0) -> Ranking:
         """The ranking of what has been measured so far.
 
-        `proposing`: its candidate is whom to measure beside the fastest, where that is done.
+        `proposing`: its candidate is whom to measure beside the fastest, where that is done, in
+        `rest` more rounds at most.
         """
+        beside = self.options.beside_fastest
         return rank(
             self.trials,
             own=self.loop.own,
             steps_per_epoch=self.loop.steps_per_epoch,
-            beside=self.options.beside_fastest,
-            looks=AFTER_EACH if self.options.may_go_on else 1.0,
-            proposing=proposing and self.options.beside_fastest,
+            beside=beside,
+            rest=rest,
+            proposing=proposing and beside,
         )
 
     def by_speed(self) -> list[int]:

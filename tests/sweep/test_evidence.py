@@ -21,7 +21,7 @@ def swept(
         return Truth(step_ms=step_ms, startup_s=0.05 * (settings.num_workers or 0))
 
     seen = observed(step_ms=step_ms)
-    script_run = SimulatedRun(truth, Truth(step_ms=step_ms), noise=0.2)
+    script_run = SimulatedRun(truth, Truth(step_ms=step_ms), noise=0.01)
     evidence = SweepEvidence(observed=seen, clock=script_run.clock)
     sweep = Sweep(
         seen,

@@ -1,12 +1,13 @@
 """A first MNIST script, as many are: right, and slow. The digits come with the repository."""
 
+import argparse
 import sys
 from pathlib import Path
 
 import torch
 from PIL import Image
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, RandomSampler
 from torchvision import transforms
 
 MNIST = Path(__file__).parents[2] / "recipes" / "mnist"
@@ -29,12 +30,23 @@ class Digits(Dataset):
 
 
 def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=5)
+    args = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    loader = DataLoader(Digits(train=True), batch_size=64, shuffle=True)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 10))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    for epoch in range(20):
+    digits = Digits(train=True)
+    # An epoch as long as MNIST's: 60,000 digits, of the 4,500 that are here.
+    sampler = RandomSampler(digits, num_samples=60_000)
+    loader = DataLoader(digits, batch_size=64, sampler=sampler)
+    model = nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(784, 512), nn.ReLU(),
+        nn.Linear(512, 512), nn.ReLU(),
+        nn.Linear(512, 10),
+    )  # fmt: skip
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for epoch in range(args.epochs):
         total = 0.0
         for images, labels in loader:
             optimizer.zero_grad()

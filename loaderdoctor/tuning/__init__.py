@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from loaderdoctor.estimate import MIN_GAIN_SHARE, Estimate
+from loaderdoctor.estimate import MIN_GAIN_SHARE
 from loaderdoctor.settings import Settings
 from loaderdoctor.tuning.budget import Budget
 from loaderdoctor.tuning.candidates import (
@@ -29,6 +29,7 @@ from loaderdoctor.tuning.candidates import (
     candidates,
     in_vain,
     on_the_way,
+    tried,
 )
 from loaderdoctor.tuning.step_windows import (
     MIN_BOUNDARIES,
@@ -94,6 +95,7 @@ class Tuner:
         self._budget = Budget(loop)
         self._asked_at: int | None = None  # step behind which `wanted` was asked for; None: served
         self._at_epoch = False  # it was asked for the next epoch
+        self._waiting_ms = 0.0  # what is lost in all when that comes, as expected
         self._n_confirms = 0  # rounds next to the loop's own
         self._n_chosen_by = 0  # windows of the best that it was chosen by
         self._own_again, self._best_around = list[StepWindow](), list[StepWindow]()
@@ -104,8 +106,8 @@ class Tuner:
 
         An epoch's first step is always told of alone.
         """
-        asked = self._asked_at is not None
-        told = self._state == "trying" if not asked else not self._at_epoch
+        told = self._asked_at is not None or self._state in ("trying", "confirming")
+        told = told and not (self._at_epoch and self._serving == self._best)
         return 1 if told else self._gathering.n_lacking
 
     def step(self, step: Step) -> Ask | None:
@@ -185,13 +187,25 @@ class Tuner:
         return self._budget.back_ms(self._best, self._best_served, self._served)
 
     def _cut_short(self) -> Ask | None:
-        """End a trial that has become too dear, in the middle of a window."""
-        trying, best_ms = self._state == "trying", self._best_served.pace_ms
-        if not trying or self._wanted == self._best or best_ms is None:
+        """Go back in the middle of a window, while that is still paid for."""
+        best, known, budget = self._best, self._best_served, self._budget
+        if known.pace_ms is None or (self._at_epoch and self._serving == best):
             return None
-        if self._budget.allows(self._back_ms, self._best_served, planned=False):
+        if self._wanted == best:
+            opening_ms = budget.opening_ms(best)
+            if not self._at_epoch or not budget.overdrawn(self._waiting_ms, opening_ms, known):
+                return None
+            self._asked_at, self._at_epoch = self._n_steps, False
+            return Ask(settings=best)
+        if self._state == "confirming":
+            if budget.can_bear(budget.opening_ms(best), known):
+                return None
+            self._n_confirms -= 1  # what was seen of the loop's own counts in the next round
+            budget.end_trial()
+            return self._rest()
+        if budget.allows(self._back_ms, known, planned=False):
             return None  # it would have to be gone back from
-        if not self._budget.goes_on_losing(self._wanted, best_ms):
+        if not budget.goes_on_losing(self._wanted, known.pace_ms):
             return None
         self._give_up(self._wanted, "too-dear")
         return self._next()
@@ -199,6 +213,7 @@ class Tuner:
     def _back(self) -> Ask | None:
         """To the best: at once, or where the next epoch begins if that costs less."""
         later = self._wanted != self._best and self._back_ms < self._budget.opening_ms(self._best)
+        self._waiting_ms = self._budget.lost_ms + self._back_ms
         return self._ask(self._best, at_epoch=later)
 
     # ------------------------------------------------------------ what comes next
@@ -210,9 +225,7 @@ class Tuner:
             return self._judge(served)
         if self._state in ("confirming", "returning"):
             return self._confirm(served)
-        if self._state == "resting":
-            return self._next()
-        return self._next() if self._watch_on(served) else None
+        return self._next() if self._state == "resting" or self._watch_on(served) else None
 
     def _judge(self, served: Served) -> Ask | None:
         """The trial has another window: keep it, drop it, or go on."""
@@ -251,7 +264,7 @@ class Tuner:
 
     def _keep(self) -> Ask | None:
         settings, now = self._wanted, self._known[self._wanted]
-        self._note(settings, "kept", now.step_ms(), self._known[self._best].step_ms(MAX_WINDOWS))
+        self._note(settings, "kept", now, self._known[self._best])
         self._choose(settings, self._n_steps)
         self._n_chosen_by = len(now.windows)
         self._given_up.add(settings)
@@ -259,7 +272,7 @@ class Tuner:
 
     def _choose(self, settings: Settings, at_step: int | None) -> None:
         self._best, self._chosen_at, self._proven = settings, at_step, False
-        self._n_confirms = 0
+        self._n_confirms, self._own_again = 0, []
         self._best_served = self._known[settings]
 
     def _give_up(self, settings: Settings, verdict: Verdict, reason: str = "") -> None:
@@ -267,31 +280,17 @@ class Tuner:
             return
         self._given_up.add(settings)
         known, was = self._known.setdefault(settings, Served()), self._known[self._best]
-        self._note(settings, verdict, known.step_ms(), was.step_ms(MAX_WINDOWS), reason)
+        self._note(settings, verdict, known, was, reason)
         if verdict in UNDECIDED and settings not in self._again and undecided(known, was):
             self._again[settings] = self._budget.run_ms + MAX_WINDOWS * WINDOW_MS
             self._given_up.discard(settings)
             self._known[settings] = Served()
 
     def _note(
-        self,
-        settings: Settings,
-        verdict: Verdict,
-        step_ms: Estimate | None,
-        against_ms: Estimate | None,
-        reason: str = "",
+        self, settings: Settings, verdict: Verdict, now: Served, was: Served, reason: str = ""
     ) -> None:
         """A trial has ended."""
-        self._tried.append(
-            Tried(
-                settings=settings,
-                verdict=verdict,
-                at_step=self._n_steps,
-                step_ms=step_ms,
-                against_ms=against_ms,
-                reason=reason,
-            )
-        )
+        self._tried.append(tried(settings, verdict, self._n_steps, now, was, reason))
         self._budget.end_trial()
 
     def _next(self) -> Ask | None:
@@ -340,7 +339,8 @@ class Tuner:
         """The loop's own once more, as soon as that is paid for."""
         own = self._loop.own
         n, best = CONFIRM_WINDOWS, self._best_served
-        expected = self._budget.confirming_ms(own, self._own, self._best, best, n)
+        lacking = (self._n_confirms + 1) * n - len(self._own_again)
+        expected = self._budget.confirming_ms(own, self._own, self._best, best, lacking)
         # Not those that it was chosen by: they are its lucky ones.
         around = self._known[self._best].windows[self._n_chosen_by :]
         if len(around) < n or not self._budget.allows(expected, best):
@@ -348,7 +348,7 @@ class Tuner:
         self._state = "confirming"
         self._n_confirms += 1
         if self._n_confirms == 1:
-            self._own_again, self._best_around = [], around[-n:]
+            self._best_around = around[-n:]
         return self._ask(own)
 
     def _confirm(self, served: Served) -> Ask | None:
@@ -372,7 +372,7 @@ class Tuner:
             return self._next()
         if gain.value >= MIN_GAIN_SHARE * was.value:
             return self._next()  # once more; in the end it is kept, and said not to be proven
-        self._note(self._best, "not-separable", after.step_ms(), was, HELD_AGAINST_OWN)
+        self._note(self._best, "not-separable", after, before, HELD_AGAINST_OWN)
         self._choose(self._loop.own, None)
         self._state = "done"
         return self._ask(self._best)

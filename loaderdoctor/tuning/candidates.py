@@ -12,7 +12,7 @@ from typing import Literal
 
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings, StartMethod
-from loaderdoctor.tuning.step_windows import Served
+from loaderdoctor.tuning.step_windows import PACE_WINDOWS, Served
 
 State = Literal["watching", "trying", "resting", "confirming", "returning", "done"]
 Verdict = Literal["kept", "slower", "not-separable", "too-dear", "failed", "refused"]
@@ -72,11 +72,25 @@ class Outcome:
     tried: tuple[Tried, ...]
 
 
-def in_vain(settings: Settings, tried: Iterable[Tried]) -> bool:
+def tried(
+    settings: Settings, verdict: Verdict, at_step: int, now: Served, was: Served, reason: str
+) -> Tried:
+    """A trial that came to this, beside the last windows of what served before it."""
+    return Tried(
+        settings=settings,
+        verdict=verdict,
+        at_step=at_step,
+        step_ms=now.step_ms(),
+        against_ms=was.step_ms(PACE_WINDOWS),
+        reason=reason,
+    )
+
+
+def in_vain(settings: Settings, trials: Iterable[Tried]) -> bool:
     """Whether the same with workers that are kept was tried, and was no better."""
     kept = replace(settings, persistent_workers=True)
     worse = ("slower", "not-separable", "too-dear")
-    return kept != settings and any(x.settings == kept and x.verdict in worse for x in tried)
+    return kept != settings and any(x.settings == kept and x.verdict in worse for x in trials)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

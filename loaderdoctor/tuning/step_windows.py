@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from statistics import fmean, stdev
 from typing import NamedTuple
 
 from loaderdoctor.estimate import MIN_GAIN_SHARE, Estimate, mean, t95
@@ -23,6 +24,9 @@ MAX_KEPT = 64
 PACE_WINDOWS = 10
 # A loop that was done is watched on; longer steps and new waits by this much begin a new search.
 SLOWER = 1.25
+# Windows of one setting that differ by more (standard deviation) are of a machine that others use
+# too: what a trial's steps take there can't be predicted.
+DRIFT_SHARE = 0.05
 MIN_BOUNDARIES = 2  # the first opens workers that are kept
 
 
@@ -82,6 +86,12 @@ class Served:
         """Share of the step that is spent getting the batch, in its `last` windows."""
         chosen = self.windows[-last:]
         return math.fsum(window.wait_share for window in chosen) / max(1, len(chosen))
+
+    @property
+    def drifts(self) -> bool:
+        """Whether its last PACE_WINDOWS differ by more than they do on a quiet machine."""
+        paces = [window.step_ms for window in self.windows[-PACE_WINDOWS:]]
+        return len(paces) > 1 and stdev(paces) > DRIFT_SHARE * fmean(paces)
 
     @property
     def boundary_ms(self) -> float | None:

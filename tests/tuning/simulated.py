@@ -6,6 +6,7 @@ of what the loop has taken. More processes than CPUs slow each other down, the s
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -34,13 +35,15 @@ class Machine:
     has_accelerator: bool = False
     fails: Callable[[Settings], bool] = lambda settings: False
     slower_from: tuple[int, float] = (2**62, 1.0)  # a step, and how much longer fetches take then
+    drift: Callable[[float], float] = lambda now: 1.0  # how much longer everything takes then
+    now: float = 0.0
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
 
     def jitter(self) -> float:
         """Around 1, never far below, sometimes well above."""
-        return max(0.5, self.random.gauss(1.0, self.noise))
+        return max(0.5, self.random.gauss(1.0, self.noise)) * self.drift(self.now)
 
     def crowded(self, settings: Settings) -> float:
         """How much longer everything takes that needs a CPU."""
@@ -83,7 +86,7 @@ class SimulatedLoop:
 
     def step(self) -> Step:
         """One step of the loop: get a batch, compute."""
-        began = self.now
+        began = self.machine.now = self.now
         first = self.n % self.steps_per_epoch == 0
         self.failed = None
         if self.wanted != self._pool.settings and (first or not self.at_epoch):
@@ -189,6 +192,17 @@ class SimulatedLoop:
             if each is not None:
                 each(tuner, step)
         return tuner, steps
+
+
+def drifting(share: float, over_ms: float, seed: int) -> Callable[[float], float]:
+    """A machine's pace by time: normal in its logarithm, alike for about so long."""
+    drawn = random.Random(seed)
+    waves = [
+        (math.tan(math.pi * (drawn.random() - 0.5)) / over_ms, math.tau * drawn.random())
+        for _ in range(32)
+    ]
+    size = share * math.sqrt(2 / len(waves))
+    return lambda now: math.exp(size * sum(math.cos(at * now + phase) for at, phase in waves))
 
 
 def summed(steps: list[Step]) -> Step:

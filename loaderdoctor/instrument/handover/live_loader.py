@@ -132,6 +132,8 @@ class LiveLoader:
         if reason is None and whole != self.wanted:
             self._previous, self.wanted = self.wanted, self.own if whole == self.own else whole
             self._waits = at_epoch
+        elif reason is None and not at_epoch:
+            self._waits = False  # no longer
         return reason
 
     def settle(self, settings: Settings) -> None:

@@ -182,6 +182,15 @@ def test_what_the_old_pool_had_under_way_comes_first() -> None:
     assert served == [2] * 9 + [1]  # two workers had four more under way
 
 
+def test_what_is_wanted_for_the_next_epoch_can_be_wanted_at_once_after_all() -> None:
+    def after_step(step: int, loader: DataLoader[Any], live: LiveLoader | None) -> None:
+        if live is not None and step in (2, 4):
+            assert live.want(S(num_workers=1), at_epoch=step == 2) is None
+
+    log = looped(lambda: given(num_workers=2), {}, n_epochs=1, after_step=after_step)
+    assert [x.num_workers for x in log.served] == [2] * 9 + [1]
+
+
 # ------------------------------------------------------------ random samples
 
 

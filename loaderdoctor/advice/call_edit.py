@@ -127,7 +127,8 @@ def _check(text: str, wanted: Mapping[str, Value], over: Mapping[str, Value]) ->
     for name, value in {**wanted, **over}.items():
         got = held.get(name)
         if isinstance(value, Expression):
-            same = got is not None and ast.unparse(got) == value
+            asked = ast.parse(value, mode="eval").body
+            same = got is not None and ast.dump(got) == ast.dump(asked)
         else:
             same = isinstance(got, ast.Constant) and got.value == value
         if not same:

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Collection
 
 from loaderdoctor.advice import loop_snippets
-from loaderdoctor.advice.call_edit import CannotEdit, with_arguments
+from loaderdoctor.advice.call_edit import CannotEdit, Expression, with_arguments
 from loaderdoctor.advice.code import (
     AROUND_BATCHES,
     AROUND_LOADER,
@@ -119,12 +119,23 @@ def _loaders(
 
 
 def edited_call(made: Built, arguments: dict[str, Value]) -> str:
-    """The loader's call with these arguments. Raises CannotEdit."""
-    direct = called_name(made.call) == "DataLoader"
+    """The loader's call with these arguments; CannotEdit. Where it counts workers, none may be."""
+    own = made.keyword("num_workers")
+    calls = own is not None and any(
+        isinstance(x, ast.Call) for x in ast.walk(own)
+    )  # once is enough
+    varies = own is not None and not calls and not isinstance(own, ast.Constant)
+    if own is not None and varies and "num_workers" not in arguments:
+        n = made.source.code(own)
+        n = n if isinstance(own, (ast.Name, ast.Attribute, ast.Subscript)) else f"({n})"
+        if arguments.get("persistent_workers"):
+            arguments = {**arguments, "persistent_workers": Expression(f"{n} > 0")}
+        if (ahead := arguments.get("prefetch_factor")) is not None:
+            arguments = {**arguments, "prefetch_factor": Expression(f"{ahead} if {n} else None")}
     text, _ = with_arguments(
         made.source.code(made.call),
         arguments,
-        parameters=LOADER_PARAMETERS if direct else (),
+        parameters=LOADER_PARAMETERS if made.is_torchs else (),
         defaults=LOADER_DEFAULTS,
     )
     return text

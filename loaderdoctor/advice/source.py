@@ -28,6 +28,24 @@ _LOOKS: tuple[Callable[[ast.Call], bool], ...] = (
     lambda call: "loader" in called_name(call).lower(),
     lambda call: any(k.arg in ("num_workers", "batch_size") for k in call.keywords),
 )
+
+
+def _arms(source: Source, call: ast.Call) -> Iterator[tuple[ast.IfExp, str]]:
+    """Expressions `a if … else b` around it, and which of the two it belongs to."""
+    inner: ast.AST = call
+    while (outer := source.parents.get(inner)) is not None and isinstance(outer, ast.expr):
+        if isinstance(outer, ast.IfExp) and inner is not outer.test:
+            yield outer, "body" if inner is outer.body else "orelse"
+        inner = outer
+
+
+def _batch_size(call: ast.Call) -> object:
+    """As written; None where it is no number."""
+    named = next((k.value for k in call.keywords if k.arg == "batch_size"), None)
+    node = named or (call.args[1] if len(call.args) > 1 else None)
+    return node.value if isinstance(node, ast.Constant) else None
+
+
 # What a partial may bind: a number or a switch that the call gives again, in place of its own.
 _REPLACEABLE = {"batch_size", "num_workers", "shuffle", "pin_memory", "drop_last"}
 
@@ -296,6 +314,11 @@ class Built:
         return next((k.value for k in self.call.keywords if k.arg == name), None)
 
     @property
+    def is_torchs(self) -> bool:
+        """Whether its positional arguments are those of torch's DataLoader."""
+        return called_name(self.call) in {"DataLoader", *_aliases(self.source)}
+
+    @property
     def unpacks(self) -> bool:
         """Whether some of its arguments are not to be read: `*args`, `**options`."""
         return any(isinstance(x, ast.Starred) for x in self.call.args) or any(
@@ -310,15 +333,31 @@ def built(facts: Facts, loader: LoaderRecord) -> Built | None:
         return None
     source, line = found
     here = [x for x in source.calls() if x.lineno <= line <= (x.end_lineno or x.lineno)]
-    bound = _partials(source)
+    bound = {**dict.fromkeys(_aliases(source), True), **_partials(source)}
     looks: list[Callable[[ast.Call], bool]] = [*_LOOKS, lambda call: called_name(call) in bound]
     for fits in looks:
         named = [x for x in here if fits(x)]
         exact = [x for x in named if x.lineno == line] or named
+        arms = {arm for x in exact for arm in _arms(source, x)}
+        if len(arms) != len({node for node, _ in arms}):  # of `a if … else b` one alone was built
+            exact = [x for x in exact if _batch_size(x) in (None, loader.batch_size)]
+            if len(exact) > 1:
+                return None
         if exact:
             call = exact[min(loader.call_index, len(exact) - 1)]
             return Built(source, call) if bound.get(called_name(call), True) else None
     return None
+
+
+def _aliases(source: Source) -> set[str]:
+    """What the file calls torch's DataLoader: `from torch.utils.data import DataLoader as DL`."""
+    return {
+        name.asname
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.ImportFrom) and node.module == "torch.utils.data"
+        for name in node.names
+        if name.name == "DataLoader" and name.asname is not None
+    }
 
 
 def _partials(source: Source) -> dict[str, bool]:

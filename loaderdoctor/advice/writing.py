@@ -30,7 +30,7 @@ from loaderdoctor.advice.fit_settings import fit_settings
 from loaderdoctor.advice.ideas import KEPT_BATCHES
 from loaderdoctor.advice.options import option_of
 from loaderdoctor.advice.patch import Editor, Patch
-from loaderdoctor.advice.source import Source, built, called_name, names_in, sources_of
+from loaderdoctor.advice.source import Source, built, names_in, sources_of
 from loaderdoctor.facts import Facts
 from loaderdoctor.findings import Kind
 from loaderdoctor.findings.exposure import needs_guard
@@ -119,7 +119,7 @@ def _option_of_argument(facts: Facts, name: str) -> Option | None:
             return None
         node = made.keyword(name)
         at = LOADER_PARAMETERS.index(name) if name in LOADER_PARAMETERS else len(made.call.args)
-        if node is None and called_name(made.call) == "DataLoader" and at < len(made.call.args):
+        if node is None and made.is_torchs and at < len(made.call.args):
             node = made.call.args[at]
         unpacked = node is None
         if node is None:

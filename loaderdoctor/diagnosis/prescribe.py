@@ -16,7 +16,7 @@ from loaderdoctor.facts import Facts, own_settings_known
 from loaderdoctor.facts.step import MODERATE_SHARE
 from loaderdoctor.findings import Kind, Severity
 from loaderdoctor.findings.capacity import rest_ms
-from loaderdoctor.findings.exposure import input_cost, needs_guard
+from loaderdoctor.findings.exposure import cold_ms, input_cost, needs_guard
 from loaderdoctor.report import model
 from loaderdoctor.report.build import shares_of
 from loaderdoctor.setting_words import capitalised
@@ -285,7 +285,7 @@ def _rows(
         measured=measured,
         windows_step_ms=windows_ms,
         own_step_ms=own_ms,
-        speed_up=in_new_processes(own_ms, measured, first=plain),
+        speed_up=in_new_processes(own_ms, measured, first=plain, cold_ms=cold_ms(facts)),
         seen_step_ms=seen.value if seen is not None else None,
         predicted_step_ms=_in_its_rounds(candidate, paired, facts),
         predicted_from=candidate.predicted_from if candidate is not None else None,

@@ -261,9 +261,9 @@ class AblationFacts:
     contended_ms: float | None = None
     main_cpu_ms: float | None = None  # of the training process, a step with ready batches
     pages: PageFacts | None = None  # None: no batch was thrown away, or faults are not counted
-    # Minor page faults of the thread that trains, a step with ready batches: of the round with
-    # fewest, as validation between steps takes its own. None: not counted.
+    # Minor faults of the thread that trains, a step with ready batches; None: not counted.
     synthetic_faults_per_step: float | None = None
+    shed_faults_per_step: float | None = None  # of the first window, and gone since; None: not so
     mechanisms: Mechanisms | None = None  # None: not looked for
     # Of the waits for batches, what other programs kept a CPU from; None: nothing, or not told.
     neighbours_ms: float | None = None

@@ -182,6 +182,17 @@ def has_accelerator(facts: Facts) -> bool:
     return facts.machine is not None and facts.machine.device_name is not None
 
 
+def cold_ms(facts: Facts) -> float:
+    """CPU time of the page faults that the loop took at first and no longer while settings ran.
+
+    0 with an accelerator, behind which they may be hidden.
+    """
+    ablation, machine = facts.ablation, facts.machine
+    if ablation is None or machine is None or machine.fault_us is None or has_accelerator(facts):
+        return 0.0
+    return (ablation.shed_faults_per_step or 0.0) * machine.fault_us / 1e3
+
+
 def loader_id(facts: Facts) -> str | None:
     """The loader a finding about fetching belongs to."""
     return facts.main_loader.id if facts.main_loader is not None else None

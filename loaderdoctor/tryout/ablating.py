@@ -145,7 +145,10 @@ class LoopEvidence:
             boundary_ms=of_loader_ms / self.steps_per_epoch if self.steps_per_epoch else 0.0,
             pages=facts.pages,
         )
-        return replace(facts, mechanisms=seen)
+        first = next((w for w in self.all_plain if usable(w)), None)
+        shed = shed_faults(first, [r.plain for r in rounds]) if first is not None else None
+        lost = shed[0] - shed[1] if shed is not None else None
+        return replace(facts, mechanisms=seen, shed_faults_per_step=lost)
 
 
 class Ablation:
@@ -320,17 +323,29 @@ def slow_start(evidence: LoopEvidence) -> str | None:
 
 def memory_anew(first: WindowDone, later: Sequence[WindowDone]) -> str:
     """That the allocator fetched memory again in each step, where page faults show it; else ""."""
+    shed = shed_faults(first, later)
+    if shed is None:
+        return ""
+    return (
+        ". Until something larger was freed (by a first validation, say) each step gave memory "
+        f"back to the system and fetched it again: {shed[0]:,.0f} page faults a step at first, "
+        f"{shed[1]:,.0f} later. With MALLOC_TRIM_THRESHOLD_=1000000000 and "
+        "MALLOC_MMAP_THRESHOLD_=33554432 in its environment the script keeps it from the start"
+    )
+
+
+def shed_faults(first: WindowDone, later: Sequence[WindowDone]) -> tuple[float, float] | None:
+    """Page faults a step at first and later, where most of them are gone; None where not.
+
+    glibc keeps freed memory once a larger block was freed (its mmap threshold grows to that): what
+    we do in the loop frees such blocks, and a run of its own may never.
+    """
     before = _faults(first)
     # Validation between steps needs memory of its own: the window without any has the fewest.
     known = [faults for window in later if (faults := _faults(window)) is not None]
     if before is None or not known or before < max(MANY_FAULTS, FEWER * min(known)):
-        return ""
-    return (
-        ". Until something larger was freed (by a first validation, say) each step gave memory "
-        f"back to the system and fetched it again: {before:,.0f} page faults a step at first, "
-        f"{min(known):,.0f} later. With MALLOC_TRIM_THRESHOLD_=1000000000 and "
-        "MALLOC_MMAP_THRESHOLD_=33554432 in its environment the script keeps it from the start"
-    )
+        return None
+    return before, min(known)
 
 
 def waited_more_ms(first: WindowDone, later: WindowDone) -> float:

@@ -37,7 +37,7 @@ SURE = 1.33
 # With these two, 25 of the ratios got lie within the promise's interval; with 0.10, taken from the
 # first 18, ten of the twelve that came after. Workers tried on two CPUs gained less in a new
 # process, by a fifth: ends of short epochs counted half then (docs/accuracy.md), and in a heap that
-# has run for long a step takes a tenth of the page faults.
+# has run for long a step takes a tenth of the page faults (`cold_ms` below).
 BETWEEN_PROCESSES = 0.12
 # Part of the squared distance (of logarithms) between the loop as it is in a trial's rounds and in
 # its first windows: 0.18 in the root mean square of these 30, and new processes lay in the middle.
@@ -276,13 +276,15 @@ ONE_MACHINE = BaselineRatio(
 
 
 def in_new_processes(
-    own: float | None, changed: Estimate | None, *, first: Estimate | None
+    own: float | None, changed: Estimate | None, *, first: Estimate | None, cold_ms: float = 0.0
 ) -> Estimate | None:
     """How many times as fast a change makes new processes of the script; None: nothing tells it.
 
     `own` and `changed`: means in the rounds of a trial; `first`: of the loop as it is, before. The
     interval is one of log ratios: noise of both sides, what the loop's pace changed meanwhile, and
-    what processes of one script differ by.
+    what processes of one script differ by. `cold_ms`: what page faults took of a step at first and
+    no longer in these rounds. A new process takes them in both forms, for as long as nothing large
+    is freed in it: the interval holds the gain with them and without.
     """
     if own is None or changed is None or first is None:
         return None
@@ -295,4 +297,6 @@ def in_new_processes(
         + NORMAL95**2 * between
     )
     times, factor = own / changed.value, math.exp(margin)
-    return Estimate(value=times, low=times / factor, high=times * factor, n=changed.n)
+    cold = (own + cold_ms) / (changed.value + cold_ms)
+    low, high = min(times, cold) / factor, max(times, cold) * factor
+    return Estimate(value=times, low=low, high=high, n=changed.n)

@@ -81,3 +81,62 @@ def test_functions_bound_before_are_not_overwritten(name: str, bound: str) -> No
     facts = facts_of(Path("train.py"), text=f"{text}  # train loader\n")
     for settings in (Settings(packed=True), Settings(worker_cpus="all", num_workers=2)):
         assert f"{name}(rows, " not in written(facts, settings).code
+
+
+@pytest.mark.parametrize(
+    ("built", "edited"),
+    [
+        ("DataLoader(rows, 2) if debug else DataLoader(rows, 8)", "DataLoader(rows, 8{})"),
+        ("DataLoader(rows, 8) if debug else DataLoader(rows, 2)", "DataLoader(rows, 8{})"),
+        (
+            "DataLoader(rows, 8) if debug else DataLoader(rows[:8], 8)",
+            None,
+        ),  # not known which
+        ("DataLoader(rows, n) if debug else None", "DataLoader(rows, n{})"),
+    ],
+)
+def test_of_two_loaders_that_one_line_may_build_the_one_that_ran_is_changed(
+    built: str, edited: str | None
+) -> None:
+    text = BUILT.replace("DataLoader({dataset}, batch_size=2, shuffle=True)", built)
+    text = text.format(parameters="debug=False, n=8", loop="get_loader()")
+    facts = facts_of(Path("train.py"), text=text)
+    found = written(facts, Settings(num_workers=2))
+    if edited is None:
+        assert not found.code and "where the DataLoader is built" in (found.idea or "")
+        return
+    after = applied(text, blocks(found.code))
+    assert edited.format(", num_workers=2") in after
+    assert after.count("num_workers") == 1
+
+
+@pytest.mark.parametrize(
+    ("own", "ahead", "kept"),
+    [
+        ("n", "4 if n else None", "n > 0"),
+        ('cfg["n"]', '4 if cfg["n"] else None', 'cfg["n"] > 0'),
+        ("n // 2", "4 if (n // 2) else None", "(n // 2) > 0"),
+        ("2", "4", "True"),
+        ("count()", "4", "True"),
+    ],
+)
+def test_what_needs_workers_goes_without_where_an_option_says_none(
+    own: str, ahead: str, kept: str
+) -> None:
+    built = f"DataLoader(rows, batch_size=2, num_workers={own})"
+    text = BUILT.replace("DataLoader({dataset}, batch_size=2, shuffle=True)", built)
+    text = text.format(parameters="n=0", loop="get_loader()")
+    facts = facts_of(Path("train.py"), text=text)
+    found = written(facts, Settings(persistent_workers=True, prefetch_factor=4))
+    after = applied(text, blocks(found.code))
+    assert f"prefetch_factor={ahead}, " in after or f"prefetch_factor={ahead})" in after
+    assert f"persistent_workers={kept}, " in after or f"persistent_workers={kept})" in after
+
+
+def test_a_loader_under_another_name_is_found_and_its_places_are_known() -> None:
+    text = BUILT.replace("import DataLoader", "import DataLoader as DL")
+    built = "DL(rows, 2, True, None, None, 1)"  # the sixth are the workers
+    text = text.replace("DataLoader({dataset}, batch_size=2, shuffle=True)", built)
+    text = text.format(parameters="", loop="get_loader()")
+    found = written(facts_of(Path("train.py"), text=text), Settings(num_workers=3))
+    assert "DL(rows, 2, True, None, None, 3)" in applied(text, blocks(found.code))

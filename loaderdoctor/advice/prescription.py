@@ -341,9 +341,19 @@ def code_advice(facts: Facts, findings: Iterable[Finding]) -> tuple[CodeAdvice, 
                 bound_ms=bound_ms,
                 predicted_from=source if bound_ms is not None else None,
                 caution=change.caution,
+                evidence=_spot(finding),
             )
         )
     return tuple(out)
+
+
+def _spot(finding: Finding) -> str | None:
+    """The line that the change is about, where stack samples told one."""
+    spot, caller = finding.evidence.get("spot"), finding.evidence.get("called_from")
+    if not isinstance(spot, str) or finding.evidence.get("stack_samples") is None:
+        return None
+    called = f", called from {caller}" if caller and str(caller) not in spot else ""
+    return f"What is meant: {spot}{called}."
 
 
 def _most_of_lines(finding: Finding) -> float:

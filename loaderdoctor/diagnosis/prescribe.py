@@ -21,7 +21,14 @@ from loaderdoctor.report import model
 from loaderdoctor.report.build import shares_of
 from loaderdoctor.setting_words import capitalised
 from loaderdoctor.settings import Settings, Value
-from loaderdoctor.tryout.answers import advice_row, recommendations, trial_row, written_of
+from loaderdoctor.tryout.answers import (
+    advice_row,
+    basis_of,
+    host_causes,
+    recommendations,
+    trial_row,
+    written_of,
+)
 from loaderdoctor.tryout.comparing import WORTH_DECIDING, Compared, in_new_processes
 
 # A change of code is more to write and to keep than an argument of the loader: it is advised first
@@ -84,13 +91,15 @@ def prescribed_rows(
     # What the verdict speaks of comes first, and what can be written before mere ideas.
     if judge_run(facts)[0] == "outside":
         return (*outside, *sorted(rows, key=lambda row: _rank(row, quick)))
-    return tuple(sorted([*rows, *outside], key=lambda row: _rank(row, quick)))
+    ms = host_causes(facts, prescription, advice, leading(verification))
+    rows = sorted([*rows, *outside], key=lambda x: (-ms.get(x.setting, 0.0), _rank(x, quick)))
+    return tuple(rows)
 
 
 def _rank(row: model.Recommendation, quick: Collection[str]) -> int:
     """What was measured, one line of code, settings and what else can be written, mere ideas."""
     if row.measured_step_ms is not None:
-        return -1  # never below a prediction
+        return -1  # never below a prediction for the same cause
     if row.from_ is not None or row.to is not None:
         return 1
     if not (row.code or row.command):
@@ -281,7 +290,7 @@ def _rows(
             facts, name, value, caution if name == first else None
         ),
         trains=lambda name, value: changes_training(facts, name, value),
-        summary=_basis(candidate, inconclusive) if candidate and measured is None else None,
+        summary=basis_of(candidate, inconclusive) if candidate and measured is None else None,
         measured=measured,
         windows_step_ms=windows_ms,
         own_step_ms=own_ms,
@@ -323,20 +332,6 @@ def _also(facts: Facts, settings: Settings) -> str | None:
     if settings.persistent_workers and facts.step is not None and facts.step.rebuilt:
         needed.append("the loader built once, before the epochs,")
     return " and ".join(needed) or None
-
-
-def _basis(candidate: Candidate, inconclusive: Compared | None) -> str:
-    """What an untried recommendation rests on."""
-    how = candidate.prediction
-    known = candidate.predicted_step_ms is not None
-    text = f"That is {how}." if known else f"{how[:1].upper()}{how[1:]}."
-    if inconclusive is not None and inconclusive.step is not None:
-        text += (
-            f" The few windows that there was time for ({inconclusive.n_rounds}) took "
-            f"{inconclusive.step.value:.3g} ms a step next to "
-            f"{inconclusive.own_ms:.3g} as is: too few to show a gain."
-        )
-    return text
 
 
 def _slower(candidate: Candidate, facts: Facts) -> bool:

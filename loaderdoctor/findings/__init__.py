@@ -106,6 +106,7 @@ class Prediction:
     gains: bool = True  # whether it says that the step gets shorter
     step_ms: float | None = None  # the step it expects
     advised: bool = False  # the finding's advice says the same, and falls with it
+    instead: str | None = None  # what is left of that advice then
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,6 +235,8 @@ PARTS: Mapping[str, tuple[Kind, ...]] = {
     ),
     "host": (Kind.SYNC_EVERY_STEP, Kind.LAUNCH_BOUND, Kind.WORK_BETWEEN_STEPS),
 }
+# What explains less of a part than this is not said to be the reason for it.
+CAUSE_PART = 1 / 3
 # Two findings of one part overlap where together they explain more than there is of it. Shares are
 # estimates: what they exceed it by may be this much of the step, the least that is a finding.
 MAX_EXCESS = MODERATE_SHARE

@@ -30,6 +30,7 @@ from loaderdoctor.report.words.changes import (
 )
 from loaderdoctor.report.words.first_screen import (
     WhatIf,
+    changes_and_ideas,
     evidence_words,
     other_loader_sentences,
     share_words,
@@ -67,7 +68,7 @@ def write_html(report: Report, folder: RunFolder, extras: HtmlExtras | None = No
 def html(report: Report, extras: HtmlExtras | None = None) -> str:
     more = extras or HtmlExtras()
     bound, severity = headline(report)
-    changes = changes_of(report.recommendations)
+    changes, (_, ideas) = changes_of(report.recommendations), changes_and_ideas(report)
     return (
         _environment()
         .get_template(_TEMPLATE)
@@ -87,7 +88,7 @@ def html(report: Report, extras: HtmlExtras | None = None) -> str:
             what_if=_what_if(report),
             what_if_title=what_if_title(report),
             what_if_notes=what_if_notes(report),
-            changes=tuple(_change(change, report.step.wall_ms) for change in changes),
+            changes=tuple(_change(x, report.step.wall_ms, is_idea=x in ideas) for x in changes),
             vocabulary=vocabulary(changes),
             nothing_is_advised=nothing_is_advised(report),
             leader=leader_not_advised(report),
@@ -199,7 +200,7 @@ class ShownChange:
     cautions: tuple[str, ...]
 
 
-def _change(change: Change, now_ms: float | None) -> ShownChange:
+def _change(change: Change, now_ms: float | None, *, is_idea: bool) -> ShownChange:
     first, group, measured = change.first, change.rows, change.measured_ms
     return ShownChange(
         title=change.title(),
@@ -209,7 +210,7 @@ def _change(change: Change, now_ms: float | None) -> ShownChange:
         notes=change.behind(now_ms),
         predicted=change.prediction() if measured is None else None,
         ideas=change.ideas,
-        is_idea=change.is_idea,
+        is_idea=is_idea,
         summaries=tuple(dict.fromkeys(c.summary for c in group if c.summary)),
         cautions=tuple(dict.fromkeys(c.caution for c in group if c.caution)),
     )

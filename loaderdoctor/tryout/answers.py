@@ -16,15 +16,17 @@ from typing import Any, Literal
 
 import msgspec
 
-from loaderdoctor.advice import CodeAdvice, PredictedFrom
+from loaderdoctor.advice import Candidate, CodeAdvice, PredictedFrom, Prescription
 from loaderdoctor.advice.code import Written
 from loaderdoctor.advice.writing import trains_by_code
+from loaderdoctor.attribution.verdict import judge_run
 from loaderdoctor.estimate import Estimate, interval
 from loaderdoctor.facts import Facts, own_settings_known
-from loaderdoctor.findings import Finding, Outcome, Prediction, Tested
+from loaderdoctor.findings import CAUSE_PART, PARTS, Finding, Outcome, Prediction, Tested
 from loaderdoctor.report import model
 from loaderdoctor.settings import AXES_BY_NAME, Settings, Value
 from loaderdoctor.tryout import Resources
+from loaderdoctor.tryout.comparing import Compared
 
 UNSAFE = "predicted, and not advised here, for the reason given under “Not advised”"
 
@@ -204,7 +206,7 @@ def _checked(
         if measured not in said:
             said.append(measured)
         if test.refuted and prediction.advised:
-            advice = None
+            advice = prediction.instead
     if advice is not None and any(p.advised and p not in tests for p in finding.predictions):
         advice = f"{advice.removesuffix('.')} ({untried})."
     return replace(finding, summary=" ".join(said), advice=advice, tested=tuple(tests.values()))
@@ -320,6 +322,20 @@ def recommendations(
         summary = also = None
 
 
+def basis_of(candidate: Candidate, inconclusive: Compared | None) -> str:
+    """What an untried recommendation rests on."""
+    how = candidate.prediction
+    known = candidate.predicted_step_ms is not None
+    text = f"That is {how}." if known else f"{how[:1].upper()}{how[1:]}."
+    if inconclusive is not None and inconclusive.step is not None:
+        text += (
+            f" The few windows that there was time for ({inconclusive.n_rounds}) took "
+            f"{inconclusive.step.value:.3g} ms a step next to "
+            f"{inconclusive.own_ms:.3g} as is: too few to show a gain."
+        )
+    return text
+
+
 def advice_row(
     advice: CodeAdvice, step_ms: float | None, *, untested: str | None = None
 ) -> model.Recommendation:
@@ -353,3 +369,29 @@ def written_of(advice: CodeAdvice) -> Written:
         idea=None if advice.code or advice.command else advice.idea,
         command=advice.command if not advice.code else None,
     )
+
+
+def host_causes(
+    facts: Facts,
+    prescription: Prescription,
+    advice: Iterable[CodeAdvice],
+    best: Compared | None,
+) -> dict[str, float]:
+    """Titles of what answers a host verdict, with the milliseconds that it saves at most.
+
+    No setting of the loader touches the loop's own work, however well it was measured: such advice
+    goes first, unless `best`, what was measured, answers the host too, or gains more than it can.
+    """
+    (bound, severity), step_ms = judge_run(facts), facts.step_ms
+    if bound != "host" or severity not in ("high", "moderate") or step_ms is None:
+        return {}
+    kinds = set(PARTS["host"])
+    if best is not None:
+        changed = best.settings.changed().items()
+        answers = [c for c in prescription.candidates if kinds & set(c.kinds)]
+        if any(c.settings.changed().items() <= changed for c in answers):
+            return {}
+    gained_ms = (1.0 - best.part) * step_ms if best is not None else 0.0
+    least_ms = max(gained_ms, CAUSE_PART * (facts.share("host") or 0.0) * step_ms)
+    saves = {a.title: a.bound_ms or 0.0 for a in advice if a.kind in kinds}
+    return {title: ms for title, ms in saves.items() if ms > least_ms}

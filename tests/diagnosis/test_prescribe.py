@@ -23,8 +23,9 @@ from loaderdoctor.report.words.changes import changes_of
 from loaderdoctor.settings import Settings
 from loaderdoctor.tryout import Trial
 from loaderdoctor.tryout.comparing import Compared, by_speed
-from tests.findings.builders import healthy, machine
+from tests.findings.builders import healthy, machine, shares, trace, workers
 from tests.findings.routes_facts import starved
+from tests.findings.rules.test_host_loop_work import lines, place
 
 
 def compared_(
@@ -355,3 +356,32 @@ def test_decoding_that_ran_has_its_code(step_ms: list[float]) -> None:
     (row,), _ = decodes(ran)
     assert row.code == "+ decoded" and row.idea is None
     assert (row.measured_step_ms is not None) is ran.helps
+
+
+def host_bound(step_ms: float, *, own: float) -> list[Recommendation]:
+    """Of 10 ms 7 are the host's, a line of the loop takes `own` of them; settings were measured."""
+    split = shares(host=0.7, input_=0.06)
+    facts = healthy(shares=split, trace=trace(shares=split), workers=workers())
+    facts = replace(facts, loop_lines=lines(place(n_samples=round(400 * own)), own=own))
+    assert judge_run(facts)[0] == "host"
+    tried = settings(step_ms)
+    found = Verification(tried=(tried,), best=tried, complete=True)
+    return list(prescribed_rows(facts, prescribe(facts, find(facts)), found))
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "own", "first"),
+    [
+        (8.5, 0.6, "Let the loader's workers do it"),  # 1.5 of 10 ms measured, 6 in the loop's line
+        (3.5, 0.6, "num_workers"),  # gained more than the line takes
+        (8.5, 0.2, "num_workers"),  # too little of the host's time to be its cause
+    ],
+)
+def test_the_loops_own_work_goes_before_measured_settings_of_another_cause(
+    step_ms: float, own: float, first: str
+) -> None:
+    rows = host_bound(step_ms, own=own)
+    assert rows[0].setting.startswith(first)
+    assert {row.measured_step_ms for row in rows if row.to is not None} == {step_ms}
+    (idea,) = [row for row in rows if row.to is None and "workers do it" in row.setting]
+    assert "shape_words (train.py:16), called from train.py:31" in (idea.summary or "")

@@ -163,7 +163,7 @@ def test_every_forecast_of_a_setting_that_was_tried_gives_way(case: object) -> N
             assert prediction.sentence.removesuffix(".") not in said.summary
             assert ("faster." if not prediction.gains else "slower.") in said.summary
             if prediction.advised:
-                assert said.advice is None
+                assert said.advice == prediction.instead
 
 
 def _tried(prediction: Prediction, own: Settings) -> Settings:

@@ -40,6 +40,8 @@ from loaderdoctor.findings.rules.storage import helps, kept_on
 # 0.106 ms. At the former workers hurt (20000 rows, batch 256: 204 ms an epoch without, 626 ms with
 # two, 12 ms sliced), at the latter they help.
 MAX_OVERHEAD_SAMPLE_MS = 0.03
+# Of batches that cost much to hand over.
+_LIGHTER = "fewer tensors in a batch, or more samples."
 
 
 def cpu_saturated_workers(facts: Facts) -> Finding | None:
@@ -278,6 +280,8 @@ def _receiving(facts: Facts) -> Finding | None:
                 which="fewer",
                 value=0,
                 step_ms=step_ms,
+                advised=True,
+                instead=f"Let each batch cost less to hand over: {_LIGHTER}",
             ),
             no_more_workers("More workers would not make receiving cheaper."),
         ),
@@ -291,7 +295,7 @@ def _receiving(facts: Facts) -> Finding | None:
             "step_ms": cost.step_ms,
         },
         advice="Make the batches in the loop (num_workers=0), or let each cost less to hand over: "
-        "fewer tensors in a batch, or more samples.",
+        f"{_LIGHTER}",
     )
 
 
@@ -353,6 +357,7 @@ def head_of_line_stall(facts: Facts) -> Finding | None:
                 setting="in_order",
                 value=False,
                 advised=True,
+                instead="Spread slow samples over the batches.",
             ),
         ),
         evidence={

@@ -52,12 +52,16 @@ from loaderdoctor.report.words import (
     is_outside,
 )
 from loaderdoctor.report.words.changes import (
-    changes_of,
     leader_not_advised,
     meaning,
     nothing_is_advised,
 )
-from loaderdoctor.report.words.first_screen import causes, other_loader_sentences, shortened
+from loaderdoctor.report.words.first_screen import (
+    causes,
+    changes_and_ideas,
+    other_loader_sentences,
+    shortened,
+)
 from loaderdoctor.report.words.summary import names_cause
 from loaderdoctor.setting_words import heading
 
@@ -277,9 +281,8 @@ def _is_said(summary: str, report: Report) -> bool:
 
 def _changes(report: Report, detail: _Detail) -> Iterator[RenderableType]:
     """The change that the verdict speaks of in full, the others by name."""
-    every = changes_of(report.recommendations)
-    changes = [change for change in every if not change.is_idea]
-    n_ideas = 0 if detail.others else len(every) - len(changes)
+    changes, ideas = changes_and_ideas(report)
+    n_ideas = 0 if detail.others else len(ideas)
     leads = leader_not_advised(report)
     if changes:
         in_full = 0 if is_outside(report) else 1
@@ -295,7 +298,7 @@ def _changes(report: Report, detail: _Detail) -> Iterator[RenderableType]:
             yield Text(f"and {', and '.join(more)}", style="bright_black")
     elif leads is not None:
         yield Text(plain(leads))
-    elif every:
+    elif ideas:
         pass
     elif (advice := _first_advice(report)) is not None:
         if not _is_said(advice, report):

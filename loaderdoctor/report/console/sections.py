@@ -38,6 +38,7 @@ from loaderdoctor.report.words.changes import (
     vocabulary,
 )
 from loaderdoctor.report.words.first_screen import (
+    changes_and_ideas,
     evidence_words,
     listed,
     share_words,
@@ -201,8 +202,7 @@ IDEAS = "Ideas, for which no line of the script is known"
 
 def prescription_lines(report: Report) -> list[RenderableType]:
     """What to change, the first first; empty where there is nothing to say about it."""
-    every = changes_of(report.recommendations)
-    changes = [change for change in every if not change.is_idea]
+    every, (changes, _) = changes_of(report.recommendations), changes_and_ideas(report)
     leads = leader_not_advised(report)
     if not every:
         said = leads if leads is not None else nothing_is_advised(report)
@@ -229,7 +229,7 @@ def idea_lines(report: Report, *, most: int | None = None) -> list[RenderableTyp
 
     With `most` so many of them, and the others counted.
     """
-    ideas = [change for change in changes_of(report.recommendations) if change.is_idea]
+    _, ideas = changes_and_ideas(report)
     body: list[RenderableType] = []
     for change in ideas[:most]:
         said = [*_ideas(change), *(_words(change) if most is None else ())]

@@ -29,7 +29,6 @@ _MEANINGS = {
     PREDICTED["trace"]: "computed from where the step's time was seen to go",
 }
 
-
 # Of a gain that is no larger than what runs of one script differ by.
 MAY_GAIN_NOTHING = "may gain less or nothing"
 # Less than this in front of the loop as it is, or of what is recommended, is no clear lead.
@@ -111,8 +110,7 @@ class Change:
     @property
     def is_promised(self) -> bool:
         """Whether it gained more than what runs of one script differ by, as far as known."""
-        between = self.first.speed_up_ci
-        return between is None or between[0] > 1.0
+        return self.first.speed_up_ci is None or self.first.speed_up_ci[0] > 1.0
 
     @property
     def measured_here(self) -> str:
@@ -207,9 +205,12 @@ class Change:
     @property
     def predicted_only(self) -> bool:
         """Whether a prediction is all there is."""
-        first = self.first
-        untried = self.measured_ms is None and first.seen_step_ms is None
-        return first.predicted_step_ms is not None and untried
+        return self.first.predicted_step_ms is not None and self.is_untried
+
+    @property
+    def is_untried(self) -> bool:
+        """Whether no window of it was measured."""
+        return self.measured_ms is None and self.first.seen_step_ms is None
 
     @property
     def is_bound(self) -> bool:

@@ -13,7 +13,7 @@ from loaderdoctor.facts.step import MODERATE_SHARE
 from loaderdoctor.findings import Kind, Severity
 from loaderdoctor.report.model import Ablation, Finding, PassBeforeTraining, Report, Step
 from loaderdoctor.report.words import is_outside, wall_sentence
-from loaderdoctor.report.words.changes import changes_of
+from loaderdoctor.report.words.changes import Change, changes_of
 
 # So much of a finding is read at a glance: three lines of 80 columns.
 _MOST_LETTERS = 230
@@ -102,6 +102,19 @@ def _figures(text: str) -> Iterator[tuple[str, str]]:
     """(number, unit or the word behind it) of each figure in a text: `("14.6", "ms")`."""
     for number, word in _NUMBER.findall(text):
         yield number.replace(",", ""), word
+
+
+def changes_and_ideas(report: Report) -> tuple[tuple[Change, ...], tuple[Change, ...]]:
+    """(changes with a number, ideas in words): an idea that goes before a change has a number too.
+
+    But not where the verdict is about what lies outside the steps: there ideas have a list of
+    their own, in front.
+    """
+    every = changes_of(report.recommendations)
+    written = [i for i, change in enumerate(every) if not change.is_idea]
+    ahead = written[0] if written and not is_outside(report) else 0
+    numbered = tuple(x for i, x in enumerate(every) if i < ahead or not x.is_idea)
+    return numbered, tuple(x for i, x in enumerate(every) if i >= ahead and x.is_idea)
 
 
 # Kind of the warning that the loop's first windows were slower, and are in no figure of its step.

@@ -8,7 +8,7 @@ from loaderdoctor import format as fmt
 from loaderdoctor.estimate import interval
 from loaderdoctor.facts import Facts
 from loaderdoctor.facts.step import MODERATE_SHARE, Bound, VerdictSeverity
-from loaderdoctor.findings import PARTS, Finding, Kind, Severity
+from loaderdoctor.findings import CAUSE_PART, PARTS, Finding, Kind, Severity
 from loaderdoctor.findings.exposure import trace_alone
 from loaderdoctor.findings.input_parts import cost_beyond_wait, mapping_cost
 from loaderdoctor.report import model
@@ -98,8 +98,6 @@ UNTOLD = (
     "running loop."
 )
 _INPUT_UNKNOWN = "What getting batches costs is not recorded."
-# What explains less of a part than this is not said to be the reason for it.
-_CAUSE_PART = 1 / 3
 
 
 def verdict_sentence(
@@ -165,7 +163,7 @@ def _sentence(
     threads = _threads(findings)  # say what they cost themselves
     causes = [f for f in findings if f.kind in _OF_BOUND[bound] and not _disproved(f)]
     cause = next((f for f in causes if not (threads and _of_loop(f))), None)
-    if cause is not None and (cause.share or 1.0) < _CAUSE_PART * (facts.share(bound) or 0.0):
+    if cause is not None and (cause.share or 1.0) < CAUSE_PART * (facts.share(bound) or 0.0):
         cause = None  # it is to blame for a small part of it only
     because = f", because {_why(cause, facts)}" if cause is not None else ""
     where = f" ({fmt.plain(cause.loader)})" if cause is not None and cause.loader else ""
@@ -184,6 +182,9 @@ def _why(cause: Finding, facts: Facts) -> str:
     """In a clause; a trace alone does not tell few workers from slow ones."""
     if cause.kind is Kind.TOO_FEW_WORKERS and trace_alone(facts):
         return "the workers are too few or too slow"
+    spot, ms = cause.evidence.get("spot"), cause.evidence.get("spot_ms_per_step")
+    if isinstance(spot, str) and isinstance(ms, float):
+        return f"{CAUSES[cause.kind]}: {fmt.plain(spot)} takes {fmt.number(ms)} ms"
     return CAUSES[cause.kind]
 
 
@@ -262,26 +263,31 @@ def _remedy(
     n_tried: int | None,
 ) -> str:
     changes = changes_of(recommendations)
-    change = next(iter(changes), None)  # the first of the list, whatever it is
+    change = next(iter(changes), None)
     faster = next((t for f in findings for t in f.tested if t.outcome.came == "faster"), None)
-    untried = all(x.measured_ms is None and x.first.seen_step_ms is None for x in changes)
+    untried = all(x.is_untried for x in changes)
+    mine = cause.tested if cause is not None else ()
+    near = next((t for t in mine if t.prediction.gains and t.refuted), None)
     if change is not None and n_tried and untried:
         # What was measured goes before what is only predicted, and before its figure.
-        none = f"Tried: {fmt.count(n_tried, 'setting')}, none measurably faster here."
-        said, title = none if faster is None else f"A trial {faster.sentence}", change.words()
-        return f"{said} Not tested: {title[:1].lower()}{title[1:]}."
+        said = f"Tried: {fmt.count(n_tried, 'setting')}, none measurably faster here."
+        said += f" One {near.sentence}" if near is not None else ""
+        said = said if faster is None else f"A trial {faster.sentence}"
+        return f"{said} {_not_tested(change)}"
+    of_host = cause is not None and cause.kind in PARTS["host"]
+    measured = next((x for x in changes if of_host and x.measured_ms is not None), None)
+    if change is not None and change.is_untried and measured is not None:  # of another cause
+        return f"{_not_tested(change)} Next to it: {_first_change(step_ms, measured)}"
     if change is not None:
         return _first_change(step_ms, change, inconclusive=_inconclusive(change, findings))
-    if cause is not None and cause.advice is not None:
-        return cause.advice
+    if cause is not None and (near is not None or cause.advice is not None):
+        said = f"Tried {near.sentence}" if near is not None else ""
+        return f"{said} {cause.advice or ''}".strip()
     if faster is not None:
         return f"A trial {faster.sentence}"
     ablation = facts.ablation
-    tried = (
-        "No setting was tried"
-        if not n_tried
-        else "No setting tried here was faster beyond the noise"
-    )
+    none = "No setting tried here was faster beyond the noise"
+    tried = none if n_tried else "No setting was tried"
     if ablation is not None and ablation.no_input_ms is not None:
         shown = ablation.share("input")
         if shown is None or shown.low <= 0.0:  # one round, or noise: no loader is shown to cost
@@ -293,6 +299,10 @@ def _remedy(
     if trace_alone(facts) and not any(f.tested for f in findings):
         return UNTOLD
     return f"{tried}."
+
+
+def _not_tested(change: Change) -> str:
+    return f"Not tested: {change.words()[:1].lower()}{change.words()[1:]}."
 
 
 def _inconclusive(change: Change, findings: Sequence[Finding]) -> bool:
@@ -332,7 +342,7 @@ def _first_change(step_ms: float, change: Change, *, inconclusive: bool = False)
             return f"To try: {title[:1].lower()}{title[1:]}, {prediction}."
         return f"To change: {title[:1].lower()}{title[1:]}{figure}."
     if change.first.seen_step_ms is not None:
-        return f"Try {change.words()} again: it took {prediction}."
+        return f"Tried {change.words()}: {prediction}."
     how = "tried here in too few windows to tell" if inconclusive else "not tried here"
     figure = f": {prediction}" if prediction is not None else ""
     return f"Try {change.words()}{figure}; it was {how}."

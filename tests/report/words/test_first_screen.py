@@ -20,6 +20,7 @@ from loaderdoctor.report.model import Recommendation, Report
 from loaderdoctor.report.words.changes import changes_of, vocabulary
 from loaderdoctor.report.words.first_screen import (
     boundary_sentence,
+    changes_and_ideas,
     evidence_words,
     step_notes,
     what_if,
@@ -479,3 +480,16 @@ def test_the_loops_own_work_between_epochs_is_not_called_the_loaders(
     assert "adds 2,403 ms" in text
     own = "the first batch: 1,500 ms; and the loop's own work between epochs)"
     assert (own in text) is named
+
+
+def test_an_idea_that_leads_the_list_has_its_first_number_in_every_view() -> None:
+    idea = msgspec.structs.replace(CODE, setting="Let the workers do it", code="", idea="Call it.")
+    for advised in ((idea, *samples.CHANGES), (*samples.CHANGES, idea)):
+        report = samples.input_bound(recommendations=advised)
+        leads = advised[0] is idea
+        numbered, ideas = changes_and_ideas(report)
+        assert [x.words() for x in ideas] == ([] if leads else ["Let the workers do it"])
+        assert (numbered[0].words() == "Let the workers do it") == leads
+        for brief in (False, True):
+            assert ("1  Let the workers do it" in console_text(report, brief=brief)) == leads
+        assert ("Ideas, for which no line" in html(report)) == (not leads)

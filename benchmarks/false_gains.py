@@ -1,6 +1,7 @@
 """How often noise alone makes a diagnosis recommend a setting: trials of what can not help.
 
     python benchmarks/false_gains.py [--diagnoses 1000] [--gain 0] [--only WORDS] [--series FILE]
+    python benchmarks/false_gains.py --sweeps 60 [--seed 0] [--only WORDS] [--budget 70] [--jobs 1]
 
 Each diagnosis is the real one from the moment it tries settings: candidates compete for the seconds
 there are, winners are added up, and where nothing was shown it goes on up to the second cap. Its
@@ -12,6 +13,9 @@ found, which is what caution costs.
 
 A diagnosis fails where anything is recommended that does not help (family-wise). At most 5 in 100
 may.
+
+`--sweeps` plays so many whole sweeps instead, as `benchmarks/same_answer.py` does, of a loop whose
+step costs the same under all settings, where windows vary by 3, 10 and 20 %.
 """
 
 from __future__ import annotations
@@ -20,12 +24,15 @@ import argparse
 import random
 import sys
 from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from coverage import SERIES, Series, recorded, simulated
 from played import Played
+from same_answer import Loop, Pace, answer
 
 from loaderdoctor.diagnosis.budget import SECOND_CAP
 from loaderdoctor.diagnosis.verify import Verification, Verifier
@@ -170,13 +177,54 @@ def false_and_found(found: Verification, *, gain: float) -> tuple[bool, bool]:
     return not all(hits), any(hits)
 
 
+class Unchanged(Loop):
+    """A loop that costs the same whatever is set."""
+
+    def step_ms(self, settings: Settings) -> float:
+        return self.own_ms
+
+    def boundary_of(self, settings: Settings) -> float:
+        return self.boundary_ms
+
+
+UNCHANGED = Unchanged(own_ms=20.0, by_workers={}, background_ms=20.0, boundary_ms=1.0)
+
+
+def swept(seed: int, *, between: float, budget_s: float) -> str:
+    """What one sweep recommends of a loop that nothing changes."""
+    return answer(UNCHANGED, Pace(between=between), budget_s=budget_s, seed=seed)[0]
+
+
+def main_of_sweeps(args: argparse.Namespace) -> int:
+    """The table of `--sweeps`."""
+    print("| windows vary by | something useless recommended | what, by seed |\n|---|---|---|")
+    most, seeds = 0, range(args.seed, args.seed + args.sweeps)
+    with ProcessPoolExecutor(args.jobs) as pool:
+        for between in (0.03, 0.1, 0.2):
+            if args.only not in f"{between:.0%}":
+                continue
+            play = partial(swept, between=between, budget_s=args.budget)
+            said = dict(zip(seeds, pool.map(play, seeds), strict=True))
+            wrong = [f"{seed}: {one}" for seed, one in said.items() if one != "nothing"]
+            most = max(most, len(wrong))
+            row = f"{len(wrong)} of {args.sweeps} | {'; '.join(wrong)}"
+            print(f"| {between:.0%} | {row} |", flush=True)
+    return 0 if most <= 0.05 * args.sweeps else 1
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--diagnoses", type=int, default=1000, help="over all series together")
     parser.add_argument("--gain", type=float, default=0.0, help="of the step, by one candidate")
-    parser.add_argument("--only", default="", help="series whose name holds this")
+    parser.add_argument("--only", default="", help="series or paces that hold this")
     parser.add_argument("--series", type=Path, default=SERIES)
+    parser.add_argument("--sweeps", type=int, default=0, help="instead, at each pace")
+    parser.add_argument("--seed", type=int, default=0, help="of the first sweep")
+    parser.add_argument("--budget", type=float, default=70.0, help="of a sweep, seconds played")
+    parser.add_argument("--jobs", type=int, default=1, help="sweeps at a time")
     args = parser.parse_args()
+    if args.sweeps:
+        return main_of_sweeps(args)
     every = [x for x in (*recorded(args.series), *simulated(1)) if args.only in x.name]
     n_each = max(1, round(args.diagnoses / len(every)))
     print("| series | something useless recommended | found | windows |\n|---|---|---|---|")

@@ -1,7 +1,7 @@
 """How often sweeps of one loop give the same answer: whole sweeps over loops whose costs are known.
 
-    python benchmarks/same_answer.py [--sweeps 40] [--budget 70] [--only WORDS] [--jobs 1]
-        [--keep-all]
+    python benchmarks/same_answer.py [--sweeps 40] [--budget 70] [--only WORDS] [--seed 0]
+        [--jobs 1] [--keep-all]
 
 Each sweep is the real one: its grid, its rounds, its rule for what is recommended. Only the loop
 is played: a step takes what its settings cost, at the pace of the machine at that moment. Paces are
@@ -281,12 +281,14 @@ def paces() -> dict[str, Pace]:
     return found
 
 
-def _cell(args: tuple[str, str, int, float, bool]) -> tuple[str, str, list[tuple[str, float]]]:
-    loop, pace, n, budget_s, keep_all = args
+def _cell(
+    args: tuple[str, str, range, float, bool],
+) -> tuple[str, str, list[tuple[str, float]]]:
+    loop, pace, seeds, budget_s, keep_all = args
     played = paces()[pace]
     rows = [
         answer(LOOPS[loop], played, budget_s=budget_s, seed=seed, keep_all=keep_all)
-        for seed in range(n)
+        for seed in seeds
     ]
     return loop, pace, rows
 
@@ -295,15 +297,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--sweeps", type=int, default=40, help="of each loop on each machine")
     parser.add_argument("--budget", type=float, default=70.0)
-    parser.add_argument("--only", default="", help="loops or machines whose name holds this")
+    parser.add_argument("--only", default="", help="of MACHINE: LOOP, those that hold this")
+    parser.add_argument("--seed", type=int, default=0, help="of the first sweep of each")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--keep-all", action="store_true", help="as a preset: each row to its end")
     args = parser.parse_args()
+    seeds = range(args.seed, args.seed + args.sweeps)
     cells = [
-        (loop, pace, args.sweeps, args.budget, args.keep_all)
+        (loop, pace, seeds, args.budget, args.keep_all)
         for pace in paces()
         for loop in LOOPS
-        if args.only in loop or args.only in pace
+        if args.only in f"{pace}: {loop}"
     ]
     rng = random.Random(0)
     print("| machine | loop | four of five agree | recommended | slower than the best |")

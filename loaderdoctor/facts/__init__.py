@@ -6,6 +6,7 @@ beside those.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
@@ -203,6 +204,7 @@ def _of(
     return replace(meaning(known.over(base), AS_IS), start_method=method)
 
 
+@functools.lru_cache(maxsize=4096)  # asked anew for each trial after each round
 def meaning(settings: Settings, own: Settings) -> Settings:
     """`settings` over the loop's own, with defaults written out: equal ones mean the same.
 

@@ -6,6 +6,7 @@ batch of the loop's own size; figures shown stay per step of the trial.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -34,7 +35,7 @@ PEAKS = (
 MIN_RANKED = 3  # with fewer ranked rounds the calibration counts too
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # without slots: what a window gave is worked out once
 class Measurement:
     """One timed window of a trial. `round` counts within its phase; trials pair by it."""
 
@@ -44,7 +45,7 @@ class Measurement:
     wall_s: float  # the whole measurement by the command's clock: opening, warm-up, window, closing
     group: int | None = None  # on a cluster: the group of trials that one node measured together
 
-    @property
+    @functools.cached_property
     def times(self) -> WindowTimes:
         """The window's mean step, milliseconds."""
         return window_times(self.window)

@@ -346,11 +346,20 @@ def _unsteady(facts: Facts) -> str | None:
 
 
 def queued_ns(fetches: Sequence[FetchRecord]) -> float | None:
-    """Of these fetches, the thread stood ready and no CPU was free. None: not told.
+    """Of these fetches, the thread stood ready and no CPU was free. None: not told of each loader.
 
-    Of short steps some fetches were asked, at random: the others are taken to have queued for the
-    same part of their time.
+    Of short steps some fetches were asked, at random: the others of their loader are taken to have
+    queued for the same part of their time.
     """
+    found = [
+        _queued_ns([f for f in fetches if f.loader == loader])
+        for loader in {f.loader for f in fetches}
+    ]
+    known = [ns for ns in found if ns is not None]
+    return sum(known) if known and len(known) == len(found) else None
+
+
+def _queued_ns(fetches: Sequence[FetchRecord]) -> float | None:
     asked = [f for f in fetches if f.queued_ns is not None]
     took_ns = sum(f.end_ns - f.start_ns for f in asked)
     if not took_ns:

@@ -6,10 +6,11 @@ import pytest
 from msgspec import structs
 
 from loaderdoctor.attribution.ablation import Round
+from loaderdoctor.attribution.cpu import queued_ns
 from loaderdoctor.attribution.mechanisms import LOST_PER_HELD, mechanisms
 from loaderdoctor.instrument.wire.protocol import Mode, WindowDone
 from loaderdoctor.instrument.wire.records import BoundaryRecord
-from loaderdoctor.instrument.wire.window_records import CpuRecord
+from loaderdoctor.instrument.wire.window_records import CpuRecord, FetchRecord
 from tests.attribution.builders import MS, boundary, observed, window
 
 N = 4
@@ -121,3 +122,11 @@ def test_fetches_that_were_not_asked_queued_for_the_same_part_of_their_time() ->
         seen = mechanisms(rounds(asked, READY), [asked] * 3, observed(workers=1))
         ms.append(None if seen.queued_ms is None else seen.queued_ms.value)
     assert ms == [pytest.approx(1.2), pytest.approx(1.2), None]
+
+
+def test_of_two_loaders_each_queued_for_its_own_part() -> None:
+    fetch = FetchRecord(loader=0, start_ns=0, end_ns=1000, thread=1, queued_ns=100)
+    other = structs.replace(fetch, loader=1, end_ns=9000, queued_ns=8100)
+    unasked = [structs.replace(x, queued_ns=None) for x in (fetch, other)]
+    assert queued_ns([fetch, other, *unasked]) == pytest.approx(2 * (100 + 8100))
+    assert queued_ns([fetch, *unasked]) is None  # nothing is known of the second

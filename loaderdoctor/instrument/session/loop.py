@@ -140,7 +140,7 @@ class Loop:
             passes.fetching()
         cpu_ns = thread_time_ns() if window.fetch_cpu else 0
         queue = window.run_queue
-        queued_ns = queue.if_due(start) if queue is not None else None
+        queued_ns = queue.if_due(loader.index, start) if queue is not None else None
         try:
             batch = feed.take(own, session.originals)
         except StopIteration:

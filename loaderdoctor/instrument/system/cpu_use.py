@@ -218,20 +218,21 @@ class RunQueue:
     """
 
     def __init__(self) -> None:
-        self._due_ns = 0
+        self._due_ns: dict[int, int] = {}  # by loader
         self._draw = Random().random  # not the user's generator
         self._files: dict[int, int] = {}  # by thread; -1: the system tells nothing
         self._closed = False
         self.waited_ns()  # opening the first takes ten times as long as reading it
 
-    def if_due(self, now_ns: int) -> int | None:
-        """`waited_ns` at the first of two readings; None also where the last pair was just now.
+    def if_due(self, loader: int, now_ns: int) -> int | None:
+        """`waited_ns` at the first of two readings; None also where its last pair was just now.
 
-        At irregular intervals, so that no worker's batches are left out by turns.
+        At irregular intervals, so that no worker's batches are left out by turns; of each loader,
+        since the first of a step would else be asked each time and the second never.
         """
-        if now_ns < self._due_ns:
+        if now_ns < self._due_ns.get(loader, 0):
             return None
-        self._due_ns = now_ns + int(READ_EVERY_NS * (0.5 + self._draw()))
+        self._due_ns[loader] = now_ns + int(READ_EVERY_NS * (0.5 + self._draw()))
         return self.waited_ns()
 
     def waited_ns(self) -> int | None:

@@ -86,7 +86,7 @@ class Rows:
         """Rows of these categories whose name carries the flag."""
         mask = np.zeros(len(self.spans), np.bool_)
         for category in categories:
-            if flag[self._names_of_category[category]].any():
+            if flag[self.names_of_category[category]].any():
                 rows = self.of_category[category]
                 mask[rows] = flag[self.spans.name[rows]]
         return mask
@@ -128,23 +128,35 @@ class Rows:
         return work
 
     @cached_property
-    def _names_of_category(self) -> tuple[Index, ...]:
+    def names_of_category(self) -> tuple[Index, ...]:
+        """Numbers of the names that occur in each Category, by its number."""
         return tuple(
             np.flatnonzero(np.bincount(self.spans.name[rows])) for rows in self.of_category
         )
 
 
-# What only training does, by name; or a graph that is launched as a whole, whose ops have no names.
-_TRAINS = re.compile(r"backward|autograd|optimizer|_foreach_|_fused_|GraphLaunch", re.IGNORECASE)
+# What only training does, by name. A forward pass has fused operators too (`_fused_rms_norm`), and
+# its stacks frames of autograd's (`no_grad`). Ops of a graph have no names, its kernels do.
+_TRAINS = {
+    category: re.compile(pattern, re.IGNORECASE)
+    for category, pattern in (
+        (Category.CPU_OP, r"autograd::engine|Backward\d*$|_fused_(adamw?|sgd|adagrad)|_foreach_"),
+        (Category.USER_ANNOTATION, r"optimizer|backward"),
+        (Category.PYTHON, r"torch[/\\]optim[/\\]|[/\\]_tensor\.py\(\d+\): backward"),
+        (Category.KERNEL, r"backward|wgrad|multi_tensor_apply"),
+    )
+}
 
 
 def trains(rows: Rows) -> bool:
     """Whether the loop trains, for all that was recorded; True where no op was."""
     if rows.of_category[Category.CPU_OP].size == 0:
         return True
-    said = (Category.CPU_OP, Category.RUNTIME, Category.USER_ANNOTATION, Category.PYTHON)
-    names = np.fromiter((bool(_TRAINS.search(n)) for n in rows.names), np.bool_, len(rows.names))
-    return bool(rows.named(names, *said).any())
+    return any(
+        pattern.search(rows.names[number])
+        for category, pattern in _TRAINS.items()
+        for number in rows.names_of_category[category].tolist()
+    )
 
 
 def rows_of(trace: Trace) -> Rows:

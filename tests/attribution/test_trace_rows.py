@@ -1,12 +1,15 @@
-"""Which spans of a thread lie in no other, whatever their order and their ties."""
+"""Which spans of a thread lie in no other, and which names tell that a loop trains."""
 
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loaderdoctor.attribution.trace_rows import outermost
+from loaderdoctor.attribution.trace_rows import outermost, rows_of, trains
+from loaderdoctor.trace.columns import Category
+from tests.attribution.build import TraceBuilder
 
 SPANS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 6)), max_size=12)
 
@@ -31,3 +34,29 @@ def test_outermost_spans_agree_with_reading_them_one_by_one(
     starts = np.array([s for s, _ in spans], np.int64)
     lengths = np.array([n for _, n in spans], np.int64)
     assert outermost(starts, starts + lengths).tolist() == outermost_slowly(spans)
+
+
+@pytest.mark.parametrize(
+    ("category", "name", "training"),
+    [
+        (Category.CPU_OP, "autograd::engine::evaluate_function: MmBackward0", True),
+        (Category.CPU_OP, "AddmmBackward", True),
+        (Category.CPU_OP, "aten::_fused_adamw_", True),
+        (Category.CPU_OP, "aten::_fused_rms_norm", False),
+        (Category.CPU_OP, "aten::_scaled_dot_product_fused_attention_overrideable", False),
+        (Category.USER_ANNOTATION, "Optimizer.step#SGD.step", True),
+        (Category.PYTHON, "torch/autograd/grad_mode.py(81): __enter__", False),
+        (Category.PYTHON, "torch/_tensor.py(590): backward", True),
+        (Category.PYTHON, "/venv/site-packages/torch/optim/sgd.py(90): step", True),
+        (Category.RUNTIME, "cudaGraphLaunch", False),
+        (Category.KERNEL, "void cunn_SoftMaxBackward<8, float>", True),
+        (Category.KERNEL, "cudnn_convolve_dgrad_engine", False),  # forward, of transposed ones
+    ],
+)
+def test_what_only_training_does_tells_that_a_loop_trains(
+    category: Category, name: str, training: bool
+) -> None:
+    built = TraceBuilder()
+    built.op(0, 5, "aten::mm")
+    built.add(10, 20, category, name)
+    assert trains(rows_of(built.trace())) is training

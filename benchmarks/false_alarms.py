@@ -27,9 +27,9 @@ from loaderdoctor.attribution.combine import best_shares, lower_bounds
 from loaderdoctor.attribution.mechanisms import LOST_PER_HELD, mechanisms
 from loaderdoctor.attribution.verdict import verdict_from_shares
 from loaderdoctor.facts.loop import AblationFacts
+from loaderdoctor.instrument.wire.measured import CpuRecord, FetchRecord
 from loaderdoctor.instrument.wire.protocol import Mode, Observed, WindowDone
 from loaderdoctor.instrument.wire.records import Environment, LoaderRecord
-from loaderdoctor.instrument.wire.window_records import CpuRecord, FetchRecord
 
 STEP_MS, N_STEPS, MEMORY, IN_RUN_QUEUE = 100.0, 8, 0.7, 0.8
 WORKERS_MS = 1.0  # CPU time of a batch

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from loaderdoctor import format as fmt
-from loaderdoctor.instrument.wire.beats import Surroundings
+from loaderdoctor.instrument.wire.measured import Surroundings
 from loaderdoctor.instrument.wire.protocol import Beat
 from loaderdoctor.units import NS_PER_MS
 

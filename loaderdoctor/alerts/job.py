@@ -12,7 +12,7 @@ from loaderdoctor import format as fmt
 from loaderdoctor.alerts import Alert, Counted
 from loaderdoctor.alerts.watcher import RankWatcher
 from loaderdoctor.alerts.watches import Growth, GrowthWatch
-from loaderdoctor.instrument.wire.beats import LogBins, Surroundings
+from loaderdoctor.instrument.wire.measured import LogBins, Surroundings
 from loaderdoctor.instrument.wire.protocol import Beat
 from loaderdoctor.instrument.wire.records import WallRecord
 from loaderdoctor.units import NS_PER_MS, NS_PER_S

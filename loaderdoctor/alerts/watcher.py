@@ -14,7 +14,7 @@ from loaderdoctor import format as fmt
 from loaderdoctor.alerts import OTHER_CPUS, PRESSURE, TO_MOVE, Alert, Cause, Stretch, cause_of
 from loaderdoctor.alerts.change_points import Change, DriftWatch, Effect, LevelWatch
 from loaderdoctor.alerts.watches import PauseWatch, Recurrence, RecurrenceWatch, SeenStall
-from loaderdoctor.instrument.wire.beats import Block, Stall, Surroundings
+from loaderdoctor.instrument.wire.measured import Block, Stall, Surroundings
 from loaderdoctor.instrument.wire.protocol import Beat
 from loaderdoctor.units import NS_PER_MS, NS_PER_S
 

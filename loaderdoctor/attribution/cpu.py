@@ -11,8 +11,8 @@ from loaderdoctor.facts.host import WorkerFacts
 from loaderdoctor.facts.loop import AblationFacts, CpuFacts, StepFacts
 from loaderdoctor.facts.step import MODERATE_SHARE
 from loaderdoctor.facts.trace import TraceFacts
+from loaderdoctor.instrument.wire.measured import CpuRecord, FetchRecord
 from loaderdoctor.instrument.wire.protocol import WindowDone
-from loaderdoctor.instrument.wire.window_records import CpuRecord, FetchRecord
 
 # A system that counts for less than this part of our own CPU time tells of something else than
 # what we run on (sandboxes that fake /proc/stat). It counts in ticks of 10 ms, by sampling, which

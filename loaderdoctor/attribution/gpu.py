@@ -21,8 +21,8 @@ from loaderdoctor.attribution.clock import StepClock
 from loaderdoctor.attribution.trace_rows import Index, Rows
 from loaderdoctor.facts.loop import GpuLimitFacts, Limit
 from loaderdoctor.facts.trace import ComputeFacts, GpuDeviceFacts
+from loaderdoctor.instrument.wire.measured import GpuLimitRecord
 from loaderdoctor.instrument.wire.protocol import WindowDone
-from loaderdoctor.instrument.wire.window_records import GpuLimitRecord
 from loaderdoctor.intervals import Intervals
 from loaderdoctor.trace.columns import ABSENT, F64, I64, Category, Trace
 

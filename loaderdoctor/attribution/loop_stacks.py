@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 from loaderdoctor.estimate import binomial_interval
 from loaderdoctor.facts.host import WAITS, CodeLine, LoopLineFacts, LoopPlace, What
-from loaderdoctor.instrument.wire.window_records import FramePlace, StackPlace, StackRecord
+from loaderdoctor.instrument.wire.measured import FramePlace, StackPlace, StackRecord
 
 # With fewer samples in steps a share of 20 % may be 7 or 40 (95 %): nothing is said.
 MIN_SAMPLES = 30

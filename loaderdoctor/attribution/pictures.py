@@ -11,9 +11,9 @@ import numpy as np
 from loaderdoctor.attribution import Attributed, facts_of
 from loaderdoctor.attribution.worker_batches import of_step, selections
 from loaderdoctor.facts.step import BatchCopy, SampleTimes, Tracks, WaitSeries
+from loaderdoctor.instrument.wire.measured import FetchRecord
 from loaderdoctor.instrument.wire.protocol import Observed, WindowDone
 from loaderdoctor.instrument.wire.records import LoaderRecord
-from loaderdoctor.instrument.wire.window_records import FetchRecord
 from loaderdoctor.instrument.wire.worker_log import WorkerLog
 from loaderdoctor.intervals import Intervals
 from loaderdoctor.trace.columns import ABSENT, Category

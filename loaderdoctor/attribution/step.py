@@ -15,9 +15,9 @@ from statistics import fmean, median, stdev
 from loaderdoctor.attribution.cpu import cpu_facts, queued_ns
 from loaderdoctor.estimate import NORMAL95, Noise, Sample, t95
 from loaderdoctor.facts.loop import UNLIKE_SHARE, CollectionFacts, CompileFacts, StepFacts
+from loaderdoctor.instrument.wire.measured import CollectionRecord
 from loaderdoctor.instrument.wire.protocol import Observed, WindowDone
 from loaderdoctor.instrument.wire.records import BoundaryRecord
-from loaderdoctor.instrument.wire.window_records import CollectionRecord
 from loaderdoctor.units import NS_PER_MS
 
 # Of a window, its steps; the rest was between them. Window means are good to about 2 %.

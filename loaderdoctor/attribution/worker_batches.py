@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from loaderdoctor.facts.host import Leaf, LineHotspot
 from loaderdoctor.facts.loop import ShardFacts
+from loaderdoctor.instrument.wire.measured import FetchRecord
 from loaderdoctor.instrument.wire.record_file import Outcome
 from loaderdoctor.instrument.wire.records import LoaderRecord
-from loaderdoctor.instrument.wire.window_records import FetchRecord
 from loaderdoctor.instrument.wire.worker_log import (
     MAIN_PROCESS,
     Batches,

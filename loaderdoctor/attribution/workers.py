@@ -20,10 +20,10 @@ from loaderdoctor.attribution.worker_batches import (
     selections,
 )
 from loaderdoctor.facts.host import LineHotspot, ReadFacts, WorkerFacts
+from loaderdoctor.instrument.wire.measured import FetchRecord
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.instrument.wire.record_file import Outcome
 from loaderdoctor.instrument.wire.records import LoaderRecord
-from loaderdoctor.instrument.wire.window_records import FetchRecord
 from loaderdoctor.instrument.wire.worker_log import WorkerLog, rows_of
 from loaderdoctor.intervals import Intervals
 from loaderdoctor.units import NS_PER_MS

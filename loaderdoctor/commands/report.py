@@ -29,7 +29,7 @@ from loaderdoctor.facts import Facts
 from loaderdoctor.instrument.command.endings import nothing_measured, raise_if_broken
 from loaderdoctor.instrument.command.launched_run import OnEvent, ScriptRunLike
 from loaderdoctor.instrument.command.rank_connection import RecordedRun
-from loaderdoctor.instrument.wire.beats import TuningRecord
+from loaderdoctor.instrument.wire.measured import TuningRecord
 from loaderdoctor.instrument.wire.protocol import Ended, Note, Observed, WindowDone, WindowRequest
 from loaderdoctor.proving.record import kept_proofs
 from loaderdoctor.report import NAME_A_RUN, RunFolder, read_report

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from loaderdoctor.estimate import Interval
-from loaderdoctor.instrument.wire.beats import TuningRecord
+from loaderdoctor.instrument.wire.measured import TuningRecord
 from loaderdoctor.instrument.wire.records import ScriptRecord
 from loaderdoctor.secrets import masked
 

@@ -37,8 +37,8 @@ from numpy.typing import NDArray
 
 from loaderdoctor.cluster import Hardware
 from loaderdoctor.errors import UsageError
+from loaderdoctor.instrument.wire.measured import FetchRecord
 from loaderdoctor.instrument.wire.protocol import WindowDone
-from loaderdoctor.instrument.wire.window_records import FetchRecord
 from loaderdoctor.report import write_bytes
 from loaderdoctor.settings import Value
 from loaderdoctor.tryout import Measurement, Part, Phase, Trial

@@ -9,7 +9,7 @@ import numpy as np
 
 from loaderdoctor.alerts import Alert
 from loaderdoctor.alerts.job import Job
-from loaderdoctor.instrument.wire.beats import (
+from loaderdoctor.instrument.wire.measured import (
     Block,
     Collections,
     Stall,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from loaderdoctor.alerts import Counted
 from loaderdoctor.alerts.job import Job
-from loaderdoctor.instrument.wire.beats import QueueFill, Sums
+from loaderdoctor.instrument.wire.measured import QueueFill, Sums
 from loaderdoctor.instrument.wire.protocol import Beat
 
 

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from loaderdoctor.alerts.job import MAX_ROWS, Account, History
 from loaderdoctor.instrument.recording.stretch import counted
-from loaderdoctor.instrument.wire.beats import Dry, LogBins, Sums
+from loaderdoctor.instrument.wire.measured import Dry, LogBins, Sums
 from loaderdoctor.instrument.wire.protocol import Beat
 from loaderdoctor.instrument.wire.records import OutsideRecord, WallRecord
 

@@ -8,7 +8,7 @@ import pytest
 
 from loaderdoctor.alerts import Alert
 from loaderdoctor.alerts.watches import PauseWatch
-from loaderdoctor.instrument.wire.beats import Collections, Sums
+from loaderdoctor.instrument.wire.measured import Collections, Sums
 from loaderdoctor.instrument.wire.protocol import Beat
 from loaderdoctor.instrument.wire.records import OutsideRecord, WallRecord
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from loaderdoctor.instrument.wire.measured import CopyRecord, FetchRecord
 from loaderdoctor.instrument.wire.protocol import Mode, Observed, WindowDone
 from loaderdoctor.instrument.wire.records import BoundaryRecord, Environment, LoaderRecord
-from loaderdoctor.instrument.wire.window_records import CopyRecord, FetchRecord
 from loaderdoctor.settings import Settings
 
 MS = 1_000_000

@@ -12,8 +12,8 @@ from loaderdoctor.attribution.combine import best_shares, lower_bounds
 from loaderdoctor.attribution.step import step_facts
 from loaderdoctor.facts.step import Hidden, Shares
 from loaderdoctor.facts.trace import TraceFacts
+from loaderdoctor.instrument.wire.measured import CopyRecord, CpuRecord, PageRecord
 from loaderdoctor.instrument.wire.protocol import Mode, WindowDone
-from loaderdoctor.instrument.wire.window_records import CopyRecord, CpuRecord, PageRecord
 from tests.attribution.builders import boundary, observed, window
 from tests.findings import builders
 

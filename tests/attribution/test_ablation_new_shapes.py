@@ -10,8 +10,8 @@ from loaderdoctor.attribution.combine import facts_of_run
 from loaderdoctor.attribution.step import step_facts
 from loaderdoctor.attribution.verdict import judge_run
 from loaderdoctor.facts.step import Hidden, Shares
+from loaderdoctor.instrument.wire.measured import CompileRecord, ReadyRecord
 from loaderdoctor.instrument.wire.protocol import WindowDone
-from loaderdoctor.instrument.wire.window_records import CompileRecord, ReadyRecord
 from tests.attribution.builders import observed, window
 from tests.findings import builders
 

@@ -11,8 +11,8 @@ from loaderdoctor.attribution.cpu import cpu_facts, machine_notes
 from loaderdoctor.attribution.verdict import judge_run
 from loaderdoctor.facts import Facts
 from loaderdoctor.facts.loop import CpuFacts
+from loaderdoctor.instrument.wire.measured import CpuRecord
 from loaderdoctor.instrument.wire.protocol import WindowDone
-from loaderdoctor.instrument.wire.window_records import CpuRecord
 from tests.findings.builders import healthy, machine, step, with_exposed
 
 S = 10**9

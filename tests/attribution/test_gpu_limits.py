@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from loaderdoctor.attribution.gpu import gpu_limit_facts
+from loaderdoctor.instrument.wire.measured import GpuLimitRecord
 from loaderdoctor.instrument.wire.protocol import WindowDone
-from loaderdoctor.instrument.wire.window_records import GpuLimitRecord
 
 S = 1_000_000_000
 

@@ -21,9 +21,9 @@ from loaderdoctor.attribution.pictures import sample_times
 from loaderdoctor.attribution.worker_batches import of_step, selections
 from loaderdoctor.attribution.workers import other_worker_facts, worker_facts
 from loaderdoctor.facts.host import WorkerFacts
+from loaderdoctor.instrument.wire.measured import FetchRecord
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.instrument.wire.records import LoaderRecord
-from loaderdoctor.instrument.wire.window_records import FetchRecord
 from loaderdoctor.instrument.wire.worker_log import WorkerLog
 from loaderdoctor.instrument.wire.worker_records import read
 from loaderdoctor.instrument.workers import worker

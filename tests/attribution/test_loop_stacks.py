@@ -8,7 +8,7 @@ import pytest
 
 from loaderdoctor.attribution.loop_stacks import loop_line_facts
 from loaderdoctor.facts.host import LoopLineFacts
-from loaderdoctor.instrument.wire.window_records import (
+from loaderdoctor.instrument.wire.measured import (
     FramePlace,
     StackPlace,
     StackRecord,

@@ -8,9 +8,9 @@ from msgspec import structs
 from loaderdoctor.attribution.ablation import Round
 from loaderdoctor.attribution.cpu import queued_ns
 from loaderdoctor.attribution.mechanisms import LOST_PER_HELD, mechanisms
+from loaderdoctor.instrument.wire.measured import CpuRecord, FetchRecord
 from loaderdoctor.instrument.wire.protocol import Mode, WindowDone
 from loaderdoctor.instrument.wire.records import BoundaryRecord
-from loaderdoctor.instrument.wire.window_records import CpuRecord, FetchRecord
 from tests.attribution.builders import MS, boundary, observed, window
 
 N = 4

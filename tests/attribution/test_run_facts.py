@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from loaderdoctor.attribution.run_facts import worker_memory_facts
+from loaderdoctor.instrument.wire.measured import PoolMemoryRecord
 from loaderdoctor.instrument.wire.protocol import WindowDone
-from loaderdoctor.instrument.wire.window_records import PoolMemoryRecord
 from loaderdoctor.instrument.wire.worker_log import ProcessRecord, WorkerLog
 from loaderdoctor.instrument.wire.worker_records import read
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from loaderdoctor.attribution.step import collection_facts
+from loaderdoctor.instrument.wire.measured import CollectionRecord
 from loaderdoctor.instrument.wire.protocol import WindowDone
-from loaderdoctor.instrument.wire.window_records import CollectionRecord
 
 MS = 1_000_000
 

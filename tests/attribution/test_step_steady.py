@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 from loaderdoctor.attribution.step import before_steady, step_facts
+from loaderdoctor.instrument.wire.measured import CpuRecord
 from loaderdoctor.instrument.wire.protocol import WindowDone
-from loaderdoctor.instrument.wire.window_records import CpuRecord
 from tests.attribution.builders import boundary, observed, window
 
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from loaderdoctor.attribution.workers import worker_facts
 from loaderdoctor.facts.host import WorkerFacts
-from loaderdoctor.instrument.wire.window_records import FetchRecord
+from loaderdoctor.instrument.wire.measured import FetchRecord
 from loaderdoctor.instrument.wire.worker_log import WorkerLog
 from loaderdoctor.instrument.wire.worker_records import read
 from loaderdoctor.instrument.workers import worker

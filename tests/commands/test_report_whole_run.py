@@ -9,7 +9,7 @@ import pytest
 
 from loaderdoctor.commands.output import share_of
 from loaderdoctor.commands.report import with_whole_run
-from loaderdoctor.instrument.wire.beats import TriedRecord, TuningRecord
+from loaderdoctor.instrument.wire.measured import TriedRecord, TuningRecord
 from loaderdoctor.report.console import console_text
 from loaderdoctor.report.html import html
 from loaderdoctor.report.run_model import Run, RunAlert, RunStretch, RunTime

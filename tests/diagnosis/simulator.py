@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
+from loaderdoctor.instrument.wire.measured import CopyRecord, CpuRecord, StackRecord
 from loaderdoctor.instrument.wire.protocol import Ended, Note, Observed, WindowDone, WindowRequest
-from loaderdoctor.instrument.wire.window_records import CopyRecord, CpuRecord, StackRecord
 from tests.attribution.builders import observed, window
 
 

@@ -11,8 +11,8 @@ import pytest
 from loaderdoctor.diagnosis import Diagnosis
 from loaderdoctor.diagnosis.budget import DiagnosisOptions
 from loaderdoctor.diagnosis.gather import MAX_ENTRIES, N_ROUNDS, NAME, NOT_APPLICABLE, record
+from loaderdoctor.instrument.wire.measured import SnapshotRecord
 from loaderdoctor.instrument.wire.protocol import ProfilerSchedule, WindowDone, WindowRequest
-from loaderdoctor.instrument.wire.window_records import SnapshotRecord
 from loaderdoctor.report.model import Report
 from tests.diagnosis.simulator import SimulatedRun
 from tests.diagnosis.test_gather import gatherer

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from loaderdoctor.commands.sweep.plan import SweepOptions
+from loaderdoctor.instrument.wire.measured import FetchRecord
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.instrument.wire.record_file import (
     BATCH,
@@ -18,7 +19,6 @@ from loaderdoctor.instrument.wire.record_file import (
     Kind,
     RecordWriter,
 )
-from loaderdoctor.instrument.wire.window_records import FetchRecord
 from loaderdoctor.report import encode_report
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep import timings_file as sweep_samples

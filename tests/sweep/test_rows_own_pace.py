@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from loaderdoctor.facts import AS_IS
+from loaderdoctor.instrument.wire.measured import CpuRecord, FetchRecord
 from loaderdoctor.instrument.wire.protocol import WindowDone
-from loaderdoctor.instrument.wire.window_records import CpuRecord, FetchRecord
 from loaderdoctor.report.words.first_screen import SLOW_START
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep import Sweep

@@ -12,9 +12,9 @@ from loaderdoctor.attribution.ablation import Round
 from loaderdoctor.attribution.step import step_facts
 from loaderdoctor.diagnosis.analysis import analyse
 from loaderdoctor.facts import Facts
+from loaderdoctor.instrument.wire.measured import CpuRecord
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.instrument.wire.records import BoundaryRecord
-from loaderdoctor.instrument.wire.window_records import CpuRecord
 from loaderdoctor.tryout.ablating import LoopEvidence, slow_start
 from loaderdoctor.tryout.windows import sizes
 from tests.diagnosis.simulator import SimulatedRun

@@ -9,8 +9,8 @@ import pytest
 
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.findings.exposure import cold_ms
+from loaderdoctor.instrument.wire.measured import CpuRecord
 from loaderdoctor.instrument.wire.protocol import WindowDone
-from loaderdoctor.instrument.wire.window_records import CpuRecord
 from loaderdoctor.tryout.ablating import shed_faults
 from loaderdoctor.tryout.comparing import in_new_processes
 from tests.findings.routes_facts import starved

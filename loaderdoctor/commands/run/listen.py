@@ -41,7 +41,7 @@ from loaderdoctor.instrument.command import ConnectionListener
 from loaderdoctor.instrument.command.launch_config import Target
 from loaderdoctor.instrument.command.rank_connection import RecordedRun
 from loaderdoctor.instrument.system.look_around import LookAround
-from loaderdoctor.instrument.wire.beats import Surroundings, TuningRecord
+from loaderdoctor.instrument.wire.measured import Surroundings, TuningRecord
 from loaderdoctor.instrument.wire.protocol import Beat, Observed, WindowDone
 from loaderdoctor.report import RunFolder
 from loaderdoctor.report.run_model import Run

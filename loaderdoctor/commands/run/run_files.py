@@ -26,7 +26,7 @@ import msgspec
 
 from loaderdoctor.alerts import Alert, Counted
 from loaderdoctor.alerts.job import Account, History, Job
-from loaderdoctor.instrument.wire.beats import LogBins, Surroundings, TuningRecord
+from loaderdoctor.instrument.wire.measured import LogBins, Surroundings, TuningRecord
 from loaderdoctor.instrument.wire.protocol import Ended, Hello, Note, Observed, WindowDone
 from loaderdoctor.report.run_model import Run, RunAlert, RunEpoch, RunRank, RunStretch, RunTime
 from loaderdoctor.units import NS_PER_MS

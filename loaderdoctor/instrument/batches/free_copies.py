@@ -18,7 +18,7 @@ from torch import Tensor
 from loaderdoctor.instrument.batches.h2d import H2DCall, H2DHook, raw_copy, raw_to
 from loaderdoctor.instrument.batches.tensor_pool import Budget, TensorPool
 from loaderdoctor.instrument.system.memory import gpu_free_bytes
-from loaderdoctor.instrument.wire.window_records import CopyRecord
+from loaderdoctor.instrument.wire.measured import CopyRecord
 
 # With more of the copies let through, what is left of the step is no step without copies.
 MAX_MISS_SHARE = 0.20

@@ -25,8 +25,8 @@ from torch import Tensor
 
 from loaderdoctor.instrument.batches import UnsupportedBatch, integers, tensors
 from loaderdoctor.instrument.system.cpu_use import thread_faults
+from loaderdoctor.instrument.wire.measured import PageRecord
 from loaderdoctor.instrument.wire.records import LabelsRecord, PaddingRecord
-from loaderdoctor.instrument.wire.window_records import PageRecord
 
 # Batches by which it is judged whether shapes vary now: a change a long time ago is none.
 N_RECENT = 32

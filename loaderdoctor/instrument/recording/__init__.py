@@ -32,7 +32,7 @@ from loaderdoctor.instrument.recording.stretch import (
 )
 from loaderdoctor.instrument.session import Driver, MeasuresWindows, ScriptOverError, Session
 from loaderdoctor.instrument.session.open_window import OpenWindow
-from loaderdoctor.instrument.wire.beats import Dry, QueueFill, TuningRecord
+from loaderdoctor.instrument.wire.measured import Dry, QueueFill, TuningRecord
 from loaderdoctor.instrument.wire.protocol import Beat, WindowRequest
 from loaderdoctor.units import NS_PER_S
 

@@ -21,7 +21,7 @@ from loaderdoctor.instrument.session.loader_state import LoaderState
 from loaderdoctor.instrument.session.script_process import place, process_group
 from loaderdoctor.instrument.system.machine import usable_cpus
 from loaderdoctor.instrument.trial.trial_checks import start_method_of
-from loaderdoctor.instrument.wire.beats import TriedRecord, TuningRecord
+from loaderdoctor.instrument.wire.measured import TriedRecord, TuningRecord
 from loaderdoctor.settings import Settings
 from loaderdoctor.tuning import Tuner
 from loaderdoctor.tuning.candidates import Ask, TunedLoop

@@ -31,7 +31,7 @@ from torch import Tensor
 from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.batches.h2d import H2DCall, H2DHook
 from loaderdoctor.instrument.session.compute_watch import compiles
-from loaderdoctor.instrument.wire.beats import Collections, QueueFill, WorkersBeat
+from loaderdoctor.instrument.wire.measured import Collections, QueueFill, WorkersBeat
 from loaderdoctor.instrument.wire.record_file import WorkerSums, read_sums
 from loaderdoctor.settings import Settings
 from loaderdoctor.tuning.candidates import BatchCost

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from loaderdoctor.instrument.wire.beats import N_BINS, PER_OCTAVE, Block, Stall, Sums
+from loaderdoctor.instrument.wire.measured import N_BINS, PER_OCTAVE, Block, Stall, Sums
 
 # What an interval from one boundary to the next holds besides a step; bits.
 STARTS: Final = 1  # a new iterator of the step's loader: made, workers started, first batch

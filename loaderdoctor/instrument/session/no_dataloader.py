@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 from loaderdoctor.instrument.session.roles import device_of, optimizer_exists, training_device
 from loaderdoctor.instrument.system import user_site
 from loaderdoctor.instrument.wire.channel import ConnectionLostError
+from loaderdoctor.instrument.wire.measured import StackRecord
 from loaderdoctor.instrument.wire.protocol import NoDataLoader, ProfilerSchedule, Stop
-from loaderdoctor.instrument.wire.window_records import StackRecord
 from loaderdoctor.units import NS_PER_MS, NS_PER_S
 
 if TYPE_CHECKING:

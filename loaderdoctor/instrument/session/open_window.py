@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from loaderdoctor.instrument.system import library_of
 from loaderdoctor.instrument.system.cpu_use import RunQueue
+from loaderdoctor.instrument.wire.measured import CollectionRecord, CompileRecord, FetchRecord
 from loaderdoctor.instrument.wire.protocol import Mode
 from loaderdoctor.instrument.wire.records import BoundaryRecord
-from loaderdoctor.instrument.wire.window_records import CollectionRecord, CompileRecord, FetchRecord
 from loaderdoctor.units import NS_PER_S
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class OpenWindow:
     boundaries: list[BoundaryRecord] = field(default_factory=list)
     # Counts a step at its boundary (ns) in the driver's place; False: it has to be woken.
     count: Callable[[int], bool] | None = None
-    # In a recorded run: boundaries that may be added without `count` (`quick_steps`), and how
+    # In a recorded run: boundaries that may be added without `count` (`quick_next`), and how
     # batches are handed out meanwhile, once that is known.
     marks: Marks | None = None
     quick: Callable[[Feed, Any], Any] | None = None

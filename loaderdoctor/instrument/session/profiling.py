@@ -27,8 +27,8 @@ from loaderdoctor.errors import LoaderdoctorError
 from loaderdoctor.instrument.session.sources import SourceRefusedError
 from loaderdoctor.instrument.session.stack_samples import MAX_FRAMES, StackSampler
 from loaderdoctor.instrument.system import living
+from loaderdoctor.instrument.wire.measured import SnapshotRecord
 from loaderdoctor.instrument.wire.protocol import ProfilerSchedule, WindowDone, WindowRequest
-from loaderdoctor.instrument.wire.window_records import SnapshotRecord
 from loaderdoctor.instrument.workers.user_code import USER, Place, kind_of, place_of
 
 # More events than this make a trace that takes minutes to write and to open.

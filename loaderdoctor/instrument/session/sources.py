@@ -11,9 +11,9 @@ from loaderdoctor.instrument.session import Session
 from loaderdoctor.instrument.session.loader_state import RAN_OUT, LoaderState
 from loaderdoctor.instrument.session.roles import Definition
 from loaderdoctor.instrument.system.memory import LeakCheck, empty_gpu_cache
+from loaderdoctor.instrument.wire.measured import ReadyRecord
 from loaderdoctor.instrument.wire.protocol import WindowRequest
 from loaderdoctor.instrument.wire.records import TransferRecord
-from loaderdoctor.instrument.wire.window_records import ReadyRecord
 from loaderdoctor.settings import AXES_BY_NAME, Settings
 from loaderdoctor.units import NS_PER_S
 

@@ -34,13 +34,13 @@ import msgspec
 import torch
 
 from loaderdoctor.instrument.system import ask_as_usual, ask_soon
-from loaderdoctor.instrument.wire.protocol import WindowDone
-from loaderdoctor.instrument.wire.window_records import (
+from loaderdoctor.instrument.wire.measured import (
     FramePlace,
     StackPlace,
     StackRecord,
     Stage,
 )
+from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.instrument.workers.user_code import OWN, USER, kind_of, place_of
 
 # So close together a sample costs 50 to 80 µs of CPU: by that, 2 to 4 % of the window.

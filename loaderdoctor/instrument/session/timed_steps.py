@@ -27,13 +27,13 @@ from loaderdoctor.instrument.system import memory
 from loaderdoctor.instrument.system.cpu_use import CpuMeter
 from loaderdoctor.instrument.system.look_around import GpuLimits
 from loaderdoctor.instrument.system.processes import host_bytes, unique_bytes
-from loaderdoctor.instrument.wire.protocol import SCRIPT_ENDED, WindowDone, WindowRequest
-from loaderdoctor.instrument.wire.window_records import (
+from loaderdoctor.instrument.wire.measured import (
     CopyRecord,
     CpuRecord,
     FetchRecord,
     PoolMemoryRecord,
 )
+from loaderdoctor.instrument.wire.protocol import SCRIPT_ENDED, WindowDone, WindowRequest
 
 if TYPE_CHECKING:
     from loaderdoctor.instrument.batches.source import Source

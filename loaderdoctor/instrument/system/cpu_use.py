@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 
 from loaderdoctor.instrument.system.machine import ROOT, cpu_use_of_quota
-from loaderdoctor.instrument.wire.window_records import CpuRecord
+from loaderdoctor.instrument.wire.measured import CpuRecord
 from loaderdoctor.units import NS_PER_S
 
 # Columns of a `cpuN` line of /proc/stat: user nice system idle iowait irq softirq steal. Time that

@@ -26,8 +26,7 @@ from loaderdoctor.instrument.system.machine import (
     usable_cpus,
 )
 from loaderdoctor.instrument.system.processes import bytes_of, tree
-from loaderdoctor.instrument.wire.beats import GpuLook, Surroundings
-from loaderdoctor.instrument.wire.window_records import GpuLimitRecord
+from loaderdoctor.instrument.wire.measured import GpuLimitRecord, GpuLook, Surroundings
 from loaderdoctor.units import NS_PER_S
 
 # Asking for the memory of processes of 40 GB took the kernel 20 ms each: at most this share.

@@ -27,11 +27,22 @@ from typing import Literal
 
 import msgspec
 
-from loaderdoctor.instrument.wire.beats import (
+from loaderdoctor.instrument.wire.measured import (
     Block,
+    CollectionRecord,
     Collections,
+    CompileRecord,
+    CopyRecord,
+    CpuRecord,
     Dry,
+    FetchRecord,
+    GpuLimitRecord,
+    PageRecord,
+    PoolMemoryRecord,
     QueueFill,
+    ReadyRecord,
+    SnapshotRecord,
+    StackRecord,
     Stall,
     Sums,
     TuningRecord,
@@ -48,19 +59,6 @@ from loaderdoctor.instrument.wire.records import (
     TransferRecord,
     WallRecord,
     main_loader,
-)
-from loaderdoctor.instrument.wire.window_records import (
-    CollectionRecord,
-    CompileRecord,
-    CopyRecord,
-    CpuRecord,
-    FetchRecord,
-    GpuLimitRecord,
-    PageRecord,
-    PoolMemoryRecord,
-    ReadyRecord,
-    SnapshotRecord,
-    StackRecord,
 )
 from loaderdoctor.settings import Settings
 
@@ -316,7 +314,7 @@ class Beat(Message, frozen=True, kw_only=True, omit_defaults=True):
     sums: Sums
     blocks: tuple[Block, ...] = ()
     stalls: tuple[Stall, ...] = ()
-    step_bins: dict[int, int] = {}  # see `beats.LogBins`
+    step_bins: dict[int, int] = {}  # see `measured.LogBins`
     wait_bins: dict[int, int] = {}
     last_step_ns: tuple[int, ...] = ()  # the last of them, in order
     collections: Collections = Collections()

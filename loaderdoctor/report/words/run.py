@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from loaderdoctor import format as fmt
 from loaderdoctor.facts.step import HIGH_SHARE, MODERATE_SHARE
-from loaderdoctor.instrument.wire.beats import TuningRecord
+from loaderdoctor.instrument.wire.measured import TuningRecord
 from loaderdoctor.report.model import Verdict
 from loaderdoctor.report.run_model import Run, RunAlert, RunEpoch, RunTime
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings

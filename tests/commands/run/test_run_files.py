@@ -10,7 +10,7 @@ import pytest
 from loaderdoctor.alerts import Counted
 from loaderdoctor.commands.run import run_files
 from loaderdoctor.commands.run.run_files import EVENTS, OLDER, RunFiles, openmetrics
-from loaderdoctor.instrument.wire.beats import Surroundings
+from loaderdoctor.instrument.wire.measured import Surroundings
 from loaderdoctor.report.run_model import Run, RunTime
 
 

@@ -21,8 +21,8 @@ from loaderdoctor.findings.rules.contention import (
     batch_page_faults,
     gil_contention,
 )
+from loaderdoctor.instrument.wire.measured import CpuRecord
 from loaderdoctor.instrument.wire.protocol import WindowDone
-from loaderdoctor.instrument.wire.window_records import CpuRecord
 from loaderdoctor.report.words.summary import verdict_sentence
 from loaderdoctor.report.words.verdict import headline
 from loaderdoctor.settings import Settings

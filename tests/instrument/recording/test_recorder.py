@@ -11,7 +11,7 @@ import pytest
 from loaderdoctor.instrument import recording as recorder_module
 from loaderdoctor.instrument.recording import Recorder
 from loaderdoctor.instrument.recording.process_counts import queue_fill
-from loaderdoctor.instrument.wire.beats import QueueFill
+from loaderdoctor.instrument.wire.measured import QueueFill
 
 STEP_NS = 1_000_000
 

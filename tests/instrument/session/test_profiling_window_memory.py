@@ -20,8 +20,8 @@ import torch
 from loaderdoctor.instrument.session import ScriptOverError
 from loaderdoctor.instrument.session.profiling import Timed, with_history
 from loaderdoctor.instrument.session.sources import SourceRefusedError
+from loaderdoctor.instrument.wire.measured import SnapshotRecord
 from loaderdoctor.instrument.wire.protocol import WindowDone, WindowRequest
-from loaderdoctor.instrument.wire.window_records import SnapshotRecord
 
 CUDA = torch.device("cuda", 0)
 SNAPSHOT = {"segments": [], "device_traces": [[{"action": "alloc"}] * 5, [{"action": "free"}]]}

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from loaderdoctor.instrument.session.stack_samples import LoopSamples, StackSampler
-from loaderdoctor.instrument.wire.window_records import StackPlace, StackRecord
+from loaderdoctor.instrument.wire.measured import StackPlace, StackRecord
 
 MODEL = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 1))
 ROWS = torch.rand(96, 256).tolist()

@@ -18,8 +18,8 @@ from loaderdoctor.attribution.cpu import cpu_facts
 from loaderdoctor.facts.loop import CpuFacts
 from loaderdoctor.instrument.system.cpu_use import CpuMeter, busy_ns, root_of_run
 from loaderdoctor.instrument.system.machine import usable_cpus
+from loaderdoctor.instrument.wire.measured import CpuRecord
 from loaderdoctor.instrument.wire.protocol import WindowDone
-from loaderdoctor.instrument.wire.window_records import CpuRecord
 
 pytestmark = [
     pytest.mark.alone,

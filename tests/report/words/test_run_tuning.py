@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from loaderdoctor.instrument.wire.beats import TuningRecord
+from loaderdoctor.instrument.wire.measured import TuningRecord
 from loaderdoctor.report.words.run import (
     DRAWS,
     EXACT,

@@ -14,7 +14,7 @@ from time import perf_counter_ns, thread_time_ns
 from typing import TYPE_CHECKING, Any
 
 from loaderdoctor.instrument.session import Session
-from loaderdoctor.instrument.session.feed import FEED, Feed, LightIterator, quick_next
+from loaderdoctor.instrument.session.feed import FEED, Feed, LightIterator
 from loaderdoctor.instrument.session.loader_state import N_DESCRIBED, LoaderState
 from loaderdoctor.instrument.session.roles import (
     MIN_WORKED,
@@ -218,6 +218,9 @@ class Loop:
         ):
             return
         if window.quick is None:
+            # Imports torch, which is the script's to import first.
+            from loaderdoctor.instrument.session.timed_steps import quick_next
+
             window.quick = quick_next(session, self.fetch, self._ran_out)
         feed.quick = window.quick
         window.hears_work = session.optimizer_marks is not None

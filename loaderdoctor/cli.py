@@ -264,7 +264,7 @@ def compare(before: Path, after: Path, fail_on_regression: bool) -> int:
     type=click.IntRange(2, 40),
     default=12,
     show_default=True,
-    help="Runs of each while it is open whether the change gains.",
+    help="Runs of each while it is open whether the change gains; where --turns is larger, that.",
 )
 @click.option(
     "--seconds", type=Seconds(), default=12, show_default=True, help="Of timing, in each run."

@@ -23,8 +23,59 @@ class Expression(str):
     __slots__ = ()
 
 
+# Calls that give the same once more, and do nothing.
+_PURE = frozenset({
+    "int", "min", "max", "len", "os.cpu_count", "os.sched_getaffinity",
+    "multiprocessing.cpu_count", "mp.cpu_count", "torch.cuda.device_count",
+})  # fmt: skip
+
+
 class CannotEdit(Exception):  # noqa: N818  # a reason, shown to the user as a note
     """The call can't be changed safely; the message says why."""
+
+
+def argument(call: ast.Call | None, name: str, parameters: Sequence[str]) -> ast.expr | None:
+    """As it is written, by name or at its place among `parameters`; None where it is not seen."""
+    if call is None:
+        return None
+    named = next((k.value for k in call.keywords if k.arg == name), None)
+    if named is not None or name not in parameters:
+        return named
+    upto = call.args[: parameters.index(name) + 1]
+    starred = any(isinstance(x, ast.Starred) for x in upto)
+    return upto[-1] if len(upto) > parameters.index(name) and not starred else None
+
+
+def where_workers(own: ast.expr | None, code: str, arguments: dict[str, Value]) -> dict[str, Value]:
+    """What torch takes of workers alone, by `own`, which counts them in this code.
+
+    Raises CannotEdit where counting once more may give another number, or do something.
+    """
+    keeps, ahead = arguments.get("persistent_workers"), arguments.get("prefetch_factor")
+    if own is None or isinstance(own, ast.Constant) or "num_workers" in arguments:
+        return arguments
+    if not keeps and ahead is None:
+        return arguments
+    if not all(_is_pure(x) for x in ast.walk(own)):
+        raise CannotEdit("its workers are counted by a call that may give another number again")
+    n = ast.get_source_segment(code, own) or ast.unparse(own)
+    n = n if isinstance(own, (ast.Name, ast.Attribute, ast.Subscript, ast.Call)) else f"({n})"
+    given = dict(arguments)
+    if keeps:
+        given["persistent_workers"] = Expression(f"{n} > 0")
+    if ahead is not None:
+        given["prefetch_factor"] = Expression(f"{ahead} if {n} else None")
+    return given
+
+
+def _is_pure(node: ast.AST) -> bool:
+    """Whether it gives the same once more; of calls those of numbers, sizes and dicts."""
+    if isinstance(node, (ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)):
+        return False
+    if not isinstance(node, ast.Call):
+        return True
+    of_dict = isinstance(node.func, ast.Attribute) and node.func.attr == "get" and node.args
+    return bool(of_dict) or ast.unparse(node.func) in _PURE  # a queue's get() takes no key
 
 
 def calls(source: str) -> list[tuple[str, int, int]]:

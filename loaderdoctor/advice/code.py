@@ -12,7 +12,15 @@ import textwrap
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from loaderdoctor.advice.call_edit import CannotEdit, calls, literal, parsed_call, with_arguments
+from loaderdoctor.advice.call_edit import (
+    CannotEdit,
+    argument,
+    calls,
+    literal,
+    parsed_call,
+    where_workers,
+    with_arguments,
+)
 from loaderdoctor.advice.ideas import axis_ideas
 from loaderdoctor.facts import Facts
 from loaderdoctor.findings.exposure import needs_guard
@@ -189,7 +197,10 @@ def hints_for(
         said.append(_loader_hint(names, why, in_trainer=by_trainer).after)
     if settings.non_blocking:
         said.append(_TRANSFER_HINT["to"])
-    return " ".join([*said, *axis_ideas(settings)]) or None
+    said += axis_ideas(settings)
+    if why and not arguments and (settings.worker_cpus or settings.worker_gc):
+        said.append(f"By hand: {why}.")
+    return " ".join(said) or None
 
 
 def _loader_edit(loader: LoaderRecord, settings: Settings, *, once: bool) -> CodeEdit:
@@ -226,9 +237,14 @@ def edit_loader_call(code: str | None, changes: Settings, *, index: int = 0) -> 
         return _loader_hint(arguments, "the call was not found in the source line")
     start, end = span
     parameters = LOADER_PARAMETERS if source[start:end].startswith("DataLoader") else ()
+    code = source[start:end]
+    own = argument(parsed_call(code), "num_workers", parameters)
     try:
         text, notes = with_arguments(
-            source[start:end], arguments, parameters=parameters, defaults=LOADER_DEFAULTS
+            code,
+            where_workers(own, code, arguments),
+            parameters=parameters,
+            defaults=LOADER_DEFAULTS,
         )
     except CannotEdit as why:
         return _loader_hint(arguments, str(why))

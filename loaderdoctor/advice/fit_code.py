@@ -10,6 +10,7 @@ from loaderdoctor.advice import loop_snippets
 from loaderdoctor.advice.call_edit import CannotEdit, Expression, with_arguments
 from loaderdoctor.advice.code import LOADER_DEFAULTS, LOADER_PARAMETERS
 from loaderdoctor.advice.fit_settings import fit_settings, rebound
+from loaderdoctor.advice.fit_wrapping import check_init
 from loaderdoctor.advice.patch import Editor, define, iterated
 from loaderdoctor.advice.source import (
     Built,
@@ -116,6 +117,8 @@ def _init_function(code: str, name: str) -> Fit:
         made = made_in_script(facts)
         if made.unpacks or made.keyword("worker_init_fn") is not None:
             raise CannotEdit("it has a worker_init_fn, or may have one")
+        if facts.main_loader is not None:
+            check_init(made, facts.main_loader)
         text, _ = with_arguments(
             made.source.code(made.call),
             {"worker_init_fn": Expression(name)},

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Collection
 
 from loaderdoctor.advice import loop_snippets
-from loaderdoctor.advice.call_edit import CannotEdit, Expression, with_arguments
+from loaderdoctor.advice.call_edit import CannotEdit, argument, where_workers, with_arguments
 from loaderdoctor.advice.code import (
     AROUND_BATCHES,
     AROUND_LOADER,
@@ -119,23 +119,13 @@ def _loaders(
 
 
 def edited_call(made: Built, arguments: dict[str, Value]) -> str:
-    """The loader's call with these arguments; CannotEdit. Where it counts workers, none may be."""
-    own = made.keyword("num_workers")
-    calls = own is not None and any(
-        isinstance(x, ast.Call) for x in ast.walk(own)
-    )  # once is enough
-    varies = own is not None and not calls and not isinstance(own, ast.Constant)
-    if own is not None and varies and "num_workers" not in arguments:
-        n = made.source.code(own)
-        n = n if isinstance(own, (ast.Name, ast.Attribute, ast.Subscript)) else f"({n})"
-        if arguments.get("persistent_workers"):
-            arguments = {**arguments, "persistent_workers": Expression(f"{n} > 0")}
-        if (ahead := arguments.get("prefetch_factor")) is not None:
-            arguments = {**arguments, "prefetch_factor": Expression(f"{ahead} if {n} else None")}
+    """The loader's call with these arguments. Where it counts workers, none may be; CannotEdit."""
+    parameters = LOADER_PARAMETERS if made.is_torchs else ()
+    own = argument(made.call, "num_workers", parameters)
     text, _ = with_arguments(
         made.source.code(made.call),
-        arguments,
-        parameters=LOADER_PARAMETERS if made.is_torchs else (),
+        where_workers(own, made.source.text, arguments),
+        parameters=parameters,
         defaults=LOADER_DEFAULTS,
     )
     return text
@@ -149,10 +139,12 @@ def _training_arguments(editor: Editor, facts: Facts, arguments: dict[str, Value
         for call in source.calls()
         if called_name(call).endswith("TrainingArguments")
     ]
-    given = {k: v for k, v in arguments.items() if v is not None}
+    given: dict[str, Value] = {k: v for k, v in arguments.items() if v is not None}
     if len(calls) != 1 or not set(given) <= set(TRAINING_ARGUMENTS):
         raise CannotEdit("transformers builds this loader")
     source, call = calls[0]
+    own = argument(call, TRAINING_ARGUMENTS["num_workers"], ())
+    given = where_workers(own, source.text, given)
     named = {TRAINING_ARGUMENTS[name]: value for name, value in given.items()}
     text, _ = with_arguments(source.code(call), named, parameters=(), defaults={})
     editor.replace(source, source.span(call), text)

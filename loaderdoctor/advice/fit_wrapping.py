@@ -69,10 +69,12 @@ def wrapped_call(
     if settings.packed:
         text = _packing(text, loader)
     if settings.worker_cpus in _INITS:
+        check_init(made, loader)
         if made.unpacks or made.keyword("worker_init_fn") is not None:
             raise CannotEdit("it has a worker_init_fn, or may have one")
         text = _with(text, "worker_init_fn", _INITS[settings.worker_cpus][1])
     if settings.worker_gc in _INITS:
+        check_init(made, loader)
         text = _less_collected(made, settings, text)
     if settings.threads:
         if loader.batch_size is None:
@@ -84,6 +86,21 @@ def wrapped_call(
     if settings.packed:
         text = f"OneCopy({text}, {_device(facts, made, loader)})"
     return text
+
+
+def check_init(made: Built, loader: LoaderRecord) -> None:
+    """Raises CannotEdit where something else than the call gave the loader its worker_init_fn.
+
+    Lightning seeds workers by one of its own (`seed_everything(workers=True)`), and only where the
+    script names none.
+    """
+    own = made.keyword("worker_init_fn")
+    none = own is None or (isinstance(own, ast.Constant) and own.value is None)
+    if loader.has_init and none and not made.unpacks:
+        raise CannotEdit(
+            "a library, or a later line, gives it a worker_init_fn that one written here may keep "
+            "away: call both"
+        )
 
 
 def _less_collected(made: Built, settings: Settings, text: str) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from loaderdoctor.advice import CodeAdvice
 from loaderdoctor.advice.assigned import Option, key_of
-from loaderdoctor.advice.call_edit import CannotEdit
+from loaderdoctor.advice.call_edit import CannotEdit, argument
 from loaderdoctor.advice.code import (
     LOADER_PARAMETERS,
     TRAINING_ARGUMENTS,
@@ -117,10 +117,7 @@ def _option_of_argument(facts: Facts, name: str) -> Option | None:
         made = built(facts, loader)
         if made is None:
             return None
-        node = made.keyword(name)
-        at = LOADER_PARAMETERS.index(name) if name in LOADER_PARAMETERS else len(made.call.args)
-        if node is None and made.is_torchs and at < len(made.call.args):
-            node = made.call.args[at]
+        node = argument(made.call, name, LOADER_PARAMETERS if made.is_torchs else ())
         unpacked = node is None
         if node is None:
             node = _unpacked(made.source, made.call, name)

@@ -211,15 +211,18 @@ def host_low_share(
     A thread that gives up its CPU between two operators, as at a system call, stands still there:
     in a trace that is the host's time. All that it stood ready outside its fetches may be that, and
     what of its fetches was put down to others: that is no input, and so in the host's share. What
-    stack samples show of the loop's own work stays.
+    stack samples show of the loop's own work stays. An ablation counts where it parted that very
+    time; elsewhere what it put down to others is of waits for workers, in no queue for a CPU.
     """
     cpu = step.cpu if step is not None else None
     if step is None or cpu is None or others_cores(step, usable_cpus) is None:
         return None
     if cpu.train_wait_share is None or step.wall_ms.value <= 0:
         return None
-    of_both = (step.neighbours_ms, ablation.neighbours_ms if ablation is not None else None)
-    fetching_ms = max(0.0, (step.queued_ms or 0.0) - max(x or 0.0 for x in of_both))
+    seen = ablation.mechanisms if ablation is not None else None
+    by_rounds = ablation.neighbours_ms if ablation is not None and seen and seen.parted else None
+    theirs_ms = max(step.neighbours_ms or 0.0, by_rounds or 0.0)
+    fetching_ms = max(0.0, (step.queued_ms or 0.0) - theirs_ms)
     elsewhere = max(0.0, cpu.train_wait_share - fetching_ms / step.wall_ms.value)
     return max(0.0, own_low_share, host - elsewhere)
 

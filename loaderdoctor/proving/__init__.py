@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from loaderdoctor.estimate import Estimate, mean
+from loaderdoctor.estimate import Estimate, mean, t95
 from loaderdoctor.instrument.wire.channel import CheckedRun
 from loaderdoctor.proving.samples import Samples
 from loaderdoctor.setting_words import same_samples
@@ -26,6 +26,8 @@ MAX_RATIO_KNOWN = 3.0
 # told to do something. By so much an interval of as many looks is wider, so that 95 % hold what
 # they should (tests/proving/test_looks.py plays it, with noise of 3 to 40 %).
 WIDENING = {1: 1.0, 2: 1.3, 3: 1.4}
+# From fewer turns their spread is known too roughly to tell what more of them would show.
+MIN_PROJECTED = 6
 
 # "redrawn": other random draws, and with these fixed the same batches and losses.
 Numerics = Literal["same", "same-within", "redrawn", "changed", "unknown"]
@@ -289,6 +291,21 @@ def decided(speed_up: Estimate) -> bool:
     """Whether it is told from 1, or known to lie within the tolerance of it."""
     alike = speed_up.low >= 1 - TOLERANCE and speed_up.high <= 1 + TOLERANCE
     return alike or speed_up.low > 1.0 or speed_up.high < 1.0
+
+
+def may_decide(speed_up: Estimate, n_turns: int) -> bool:
+    """Whether as many turns in all would decide it, if it and the turns' spread stay as they are.
+
+    Its interval, the widening for looks within it, shrinks by their number and by Student's t.
+    True of fewer than MIN_PROJECTED turns.
+    """
+    n = speed_up.n
+    if n < MIN_PROJECTED:
+        return True
+    shrunk = math.sqrt(n / n_turns) * t95(n_turns - 1) / t95(n - 1)
+    value, low, high = math.log(speed_up.value), math.log(speed_up.low), math.log(speed_up.high)
+    low, high = value - shrunk * (value - low), value + shrunk * (high - value)
+    return decided(replace(speed_up, low=math.exp(low), high=math.exp(high)))
 
 
 def kept(a: CheckedRun, b: CheckedRun) -> Kept:

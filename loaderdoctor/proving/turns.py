@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -26,7 +27,7 @@ from loaderdoctor.instrument.wire.channel import (
     CheckedSamples,
     samples_file,
 )
-from loaderdoctor.proving import Proof, agree, decided, kept, looks, proof, ratio
+from loaderdoctor.proving import Proof, agree, decided, kept, looks, may_decide, proof, ratio
 from loaderdoctor.proving.samples import Samples, digests_in, input_difference, samples
 
 # Nothing that a script needs to run, and often large.
@@ -219,21 +220,27 @@ def in_turns(original: Side, changed: Side, how: Turns, *, started: Callable[[st
     """Run both in alternating order until that decides, and judge; `started` is told of each run.
 
     They take `how.n_turns` turns, and more up to `how.max_turns` while the ratio is neither told
-    from 1 nor known to be about that (`judge.looks` says after which it is looked at).
+    from 1 nor known to be about that (`looks` says after which it is looked at), as long as the
+    last of them may decide it (`may_decide`).
 
     Raises RunError where a run fails, ends before it trained enough steps, or takes too long.
     """
     with tempfile.TemporaryDirectory(prefix="loaderdoctor-prove-") as folder:
         turns: list[tuple[CheckedRun, CheckedRun]] = []
         first: dict[str, Path] = {}
-        after = looks(how.n_turns, how.max_turns)
+        after, began_s = looks(how.n_turns, how.max_turns), time.monotonic()
         for i in range(after[-1]):
             if i in after:
                 speed_up = ratio(turns, n_looks=len(after))
                 if speed_up is None or decided(speed_up):
                     break
-                between = f"{speed_up.low:.2f} to {speed_up.high:.2f}"
-                started(f"{i} turns leave it open ({between} times as fast): more of them")
+                of = next(n for n in after if n > i)
+                left = f"{i} turns leave it open ({speed_up.low:.2f} to {speed_up.high:.2f} times "
+                if not may_decide(speed_up, after[-1]):
+                    started(f"{left}as fast), and so would {after[-1]}: runs differ too much")
+                    break
+                more_s = (time.monotonic() - began_s) / i * (of - i)
+                started(f"{left}as fast): {of - i} more of them, about {fmt.seconds(more_s)}")
             of = next(n for n in after if n > i)
             sides = (original, changed) if i % 2 == 0 else (changed, original)
             done: dict[str, CheckedRun] = {}

@@ -180,6 +180,10 @@ def test_an_edit_holds_the_new_arguments_and_all_others(
         k.arg: ast.unparse(k.value)
         for k in ast.parse(f"f({', '.join(arguments)})", mode="eval").body.keywords  # type: ignore[attr-defined]
     }
+    if "num_workers=(n + 1)" in arguments and "num_workers" not in wanted:
+        ahead = changes.prefetch_factor
+        wanted |= {"persistent_workers": "n + 1 > 0"} if changes.persistent_workers else {}
+        wanted |= {"prefetch_factor": f"{ahead} if n + 1 else None"} if ahead else {}
     assert held == {**before, **wanted}
     assert [ast.unparse(a) for a in call.args] == ["ds"]
     assert edit.after.count("# c)omment") == edit.before.count("# c)omment")  # type: ignore[union-attr]

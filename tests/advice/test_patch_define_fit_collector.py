@@ -123,6 +123,20 @@ def test_both_a_cpu_and_a_collector_go_into_one_function() -> None:
     compile(applied(text, blocks(found)), "train.py", "exec")
 
 
+@pytest.mark.parametrize("how", [{"worker_gc": "frozen"}, {"worker_cpus": "apart"}])
+@pytest.mark.parametrize("arguments", ["", ", worker_init_fn=None"])
+def test_a_librarys_worker_init_fn_is_not_kept_away(how: dict[str, Any], arguments: str) -> None:
+    """Lightning gives one where the script has none: `Frozen()` would leave workers unseeded."""
+    text = SEEDED.replace(", worker_init_fn={init}", arguments)
+    seeded = facts_of(Path("train.py"), text=text, loader={"has_init": True})
+    found = written(seeded, Settings(**how))
+    assert "worker_init_fn=" not in found.code
+    assert "gives it a worker_init_fn" in (found.idea or "")
+    if not arguments or how.get("worker_gc"):
+        bare = written(facts_of(Path("train.py"), text=text), Settings(**how))
+        assert "worker_init_fn=" in bare.code
+
+
 def test_a_worker_init_fn_that_cannot_be_seen_is_not_overwritten() -> None:
     text = SEEDED.format(init="None").replace("worker_init_fn=None", "**options")
     found = written(facts_of(Path("train.py"), text=text), Settings(worker_gc="frozen"))

@@ -117,7 +117,7 @@ def test_of_two_loaders_that_one_line_may_build_the_one_that_ran_is_changed(
         ('cfg["n"]', '4 if cfg["n"] else None', 'cfg["n"] > 0'),
         ("n // 2", "4 if (n // 2) else None", "(n // 2) > 0"),
         ("2", "4", "True"),
-        ("count()", "4", "True"),
+        ("int(n)", "4 if int(n) else None", "int(n) > 0"),
     ],
 )
 def test_what_needs_workers_goes_without_where_an_option_says_none(

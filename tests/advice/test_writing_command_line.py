@@ -343,6 +343,30 @@ def test_what_has_no_option_is_written_next_to_it() -> None:
     assert "num_workers=9" not in said.code
 
 
+@pytest.mark.parametrize(("own", "counted"), [
+    ("num_workers=int(args.workers)", "int(args.workers)"),
+    ("num_workers=vars(args).get('workers', 0)", None),  # vars() is no call that is known
+    ("num_workers=cfg.get('workers', 0)", "cfg.get('workers', 0)"),
+    ("num_workers=min(8, os.cpu_count() or 1, args.workers)",
+     "min(8, os.cpu_count() or 1, args.workers)"),
+    ("num_workers=args.workers // 2", "(args.workers // 2)"),
+    ("num_workers=counts.get()", None),  # of a queue
+    ("num_workers=next(counts)", None),
+    ("8, True, None, None, args.workers", "args.workers"),
+    ("8, True, None, None, next(counts)", None),
+])  # fmt: skip
+def test_workers_are_kept_where_there_are_any(own: str, counted: str | None) -> None:
+    text = f"{HEAD}loader = DataLoader(data, {own})  # train loader\n"
+    facts = facts_of(Path("train.py"), text=text)
+    found = written(facts, Settings(persistent_workers=True, prefetch_factor=4))
+    if counted is None:
+        assert "persistent_workers" not in found.code and "prefetch_factor" not in found.code
+        assert "may give another number" in (found.idea or "")
+    else:
+        assert f"persistent_workers={counted} > 0" in found.code
+        assert f"prefetch_factor=4 if {counted} else None" in found.code
+
+
 def test_trainer_s_own_argument_is_an_option_where_a_parser_fills_it() -> None:
     text = "from transformers import HfArgumentParser, TrainingArguments\n"
     text += "parser = HfArgumentParser(TrainingArguments)\n"

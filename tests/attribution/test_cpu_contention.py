@@ -324,7 +324,11 @@ def test_a_hosts_share_beside_others_may_be_standing_ready() -> None:
     put_down = replace(reads, neighbours_ms=137.0)
     assert host_low_share(0.7, put_down, 0.0, 2.0) == pytest.approx(0.7 - (0.8 - 34.0 / 217.0))
     by_rounds = replace(figures(217.0, 9.0), neighbours_ms=137.0)
-    assert host_low_share(0.7, reads, 0.0, 2.0, by_rounds) < 0.1  # type: ignore[operator]
+    assert host_low_share(0.7, reads, 0.0, 2.0, by_rounds) == pytest.approx(
+        0.7 - (0.8 - 171.0 / 217.0)
+    )  # of waits for workers, whatever the thread queued
+    parted = replace(by_rounds, mechanisms=replace(WAITED, parted=True))
+    assert host_low_share(0.7, reads, 0.0, 2.0, parted) < 0.1  # type: ignore[operator]
     assert (
         host_low_share(0.44, replace(beside, cpu=replace(cpu, other_cores=0.1)), 0.0, 2.0) is None
     )

@@ -183,6 +183,7 @@ def loader_record(
         sampler="" if iterable else type(sampler).__name__,
         collate=getattr(loader.collate_fn, "__name__", type(loader.collate_fn).__name__),
         collate_library=collate_library(loader.collate_fn),
+        has_init=loader.worker_init_fn is not None,
         safety=safety or SafetyRecord(),
     )
 

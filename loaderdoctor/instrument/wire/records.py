@@ -155,6 +155,7 @@ class LoaderRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     sampler: str = ""
     collate: str = ""
     collate_library: str | None = None  # the package whose code it is; None: the user's own
+    has_init: bool = False  # a worker_init_fn, of whoever's
     batch: tuple[TensorRecord, ...] = ()
     batch_type: str = ""
     # Of its first batches, those that hold the same as the first; None: all seen, or not known.

@@ -10,21 +10,23 @@ from loaderdoctor.advice import Candidate, Case, CodeAdvice, NotAdvised
 from loaderdoctor.advice.fit_transforms import scaled_whole
 from loaderdoctor.advice.ideas import CHANGES
 from loaderdoctor.advice.routes import (
-    NARROWER,
     batchwise_transforms,
+    fewer_bytes,
     fits_in_memory,
     random_transforms,
 )
-from loaderdoctor.advice.worked import CONVERTING, batchwise, rows
+from loaderdoctor.advice.worked import batchwise, rows
 from loaderdoctor.facts import Facts
 from loaderdoctor.facts.step import HIGH_SHARE, MODERATE_SHARE
 from loaderdoctor.findings import Kind
 from loaderdoctor.findings.capacity import by_ablation, dataset_bytes, start_method
 from loaderdoctor.findings.exposure import has_accelerator, num_workers
 from loaderdoctor.findings.input_parts import (
+    floor_ms,
     least_rest_ms,
     least_without_ms,
     making_cost,
+    most_saved_ms,
     pace_kept,
 )
 from loaderdoctor.instrument.wire.records import LoaderRecord
@@ -53,12 +55,8 @@ _BY_SAMPLE = (Kind.OVERHEAD_BOUND_LOADER, Kind.COLLATE_BOUND)
 MIN_PACKED = 2  # copies of a batch, or there is nothing to pack
 _BY_ARRAYS = "The dataset is read by its arrays: code of its __getitem__ no longer runs."
 
-# Findings whose cost goes with the bytes of a batch, and the part of it that bytes would save.
-_BY_BYTES = {
-    Kind.WIDE_DTYPE_COPY: 1.0,  # which tells what is saved
-    Kind.PIN_THREAD_BOUND: NARROWER,
-    Kind.BATCH_PAGE_FAULTS: NARROWER,
-}
+# Findings whose cost goes with the bytes of a batch.
+_BY_BYTES = (Kind.WIDE_DTYPE_COPY, Kind.PIN_THREAD_BOUND, Kind.BATCH_PAGE_FAULTS)
 _PINNED: dict[str, Value] = {"pin_memory": True, "non_blocking": True}
 _ONE_MORE_BATCH = "Keeps one more batch in device memory."
 
@@ -276,18 +274,17 @@ def with_fewer_bytes(case: Case, ways: Iterable[CodeAdvice]) -> tuple[CodeAdvice
 
     Pictures only, of a dataset whose last transforms make floats of them: what the trial does too.
     """
-    facts, loader, found, kept = case.facts, case.loader, case.found, tuple(ways)
-    last, step_ms = batchwise_transforms(facts), facts.step_ms
-    costly = [kind for kind in _BY_BYTES if kind in found]
-    if not costly or step_ms is None or not has_accelerator(facts):
+    facts, loader, kept = case.facts, case.loader, tuple(ways)
+    last, step_ms, less = batchwise_transforms(facts), facts.step_ms, fewer_bytes(facts)
+    if step_ms is None or not less or not any(kind in case.found for kind in _BY_BYTES):
         return kept
-    if not CONVERTING & set(last) or loader.kind != "map" or loader.shapes_vary:
+    if loader.kind != "map" or loader.shapes_vary:
         return kept
-    saved_ms = step_ms * sum(_BY_BYTES[kind] * (found[kind].share or 0.0) for kind in costly)
     own = next((way for way in kept if way.axis == "uint8"), None)
     change = CHANGES[Kind.WIDE_DTYPE_COPY]
-    bound_ms = step_ms - (least_without_ms(facts, saved_ms, "copy") or 0.0)
-    bound_ms = min(step_ms, bound_ms + ((own.bound_ms or 0.0) if own is not None else 0.0))
+    own_ms = (own.bound_ms or 0.0) if own is not None else 0.0
+    input_ms = min(_less_input_ms(case, less, own_ms), step_ms - (least_rest_ms(facts) or 0.0))
+    bound_ms = min(input_ms + _less_copied_ms(case), step_ms - _least_of_bytes_ms(case))
     wide = CodeAdvice(
         kind=Kind.WIDE_DTYPE_COPY,
         title=change.title,
@@ -296,10 +293,36 @@ def with_fewer_bytes(case: Case, ways: Iterable[CodeAdvice]) -> tuple[CodeAdvice
         bound_ms=bound_ms,
         predicted_from="ablation" if by_ablation(facts) else "trace",
         axis="uint8",
-        evidence=f"At most {fmt.ms(bound_ms)} of the step's {fmt.ms(step_ms)}: a quarter of the "
-        "bytes is collated, handed over and copied.",
+        evidence=f"At most {fmt.ms(bound_ms)} of the step's {fmt.ms(step_ms)}: "
+        f"{fmt.share(1.0 - less)} of the bytes is collated, handed over and copied.",
     )
     return (wide, *(way for way in kept if way is not own))
+
+
+def _less_input_ms(case: Case, less: float, own_ms: float) -> float:
+    """The most of input that is saved by making batches for `own_ms` less, of `less` of the bytes.
+
+    Workers and the pin-memory thread make batches beside one another: a step waits for the slower.
+    What the loop's thread maps comes on top, unless that was counted as making batches.
+    """
+    pinned_ms, mapped_ms = (
+        most_saved_ms(case.facts, less * (case.explained_ms(kind) or 0.0), "input")
+        for kind in (Kind.PIN_THREAD_BOUND, Kind.BATCH_PAGE_FAULTS)
+    )
+    if making_cost(case.facts) is None:
+        return max(own_ms, pinned_ms, mapped_ms)
+    return max(own_ms, pinned_ms) + mapped_ms
+
+
+def _less_copied_ms(case: Case) -> float:
+    """The most of copies that is saved; the finding tells what bytes save."""
+    return most_saved_ms(case.facts, case.explained_ms(Kind.WIDE_DTYPE_COPY) or 0.0, "copy")
+
+
+def _least_of_bytes_ms(case: Case) -> float:
+    """The step without its loader and without what is copied less, by whichever is known better."""
+    rest_ms = (least_rest_ms(case.facts) or 0.0) - _less_copied_ms(case)
+    return max(floor_ms(case.facts, "copy"), rest_ms, 0.0)
 
 
 def in_code(case: Case, ways: Iterable[CodeAdvice]) -> list[Candidate]:
@@ -325,7 +348,9 @@ def in_code(case: Case, ways: Iterable[CodeAdvice]) -> list[Candidate]:
             },
             predicted_ms=max(
                 # Where copies cost, its bound is beyond the loader's part.
-                0.0 if way.kind is Kind.WIDE_DTYPE_COPY else least_rest_ms(case.facts) or 0.0,
+                _least_of_bytes_ms(case)
+                if way.kind is Kind.WIDE_DTYPE_COPY
+                else least_rest_ms(case.facts) or 0.0,
                 step_ms * pace_kept(case.facts) - way.bound_ms,
             ),
             how=f"the step less the {fmt.ms(way.bound_ms)} that this part of a batch costs it",

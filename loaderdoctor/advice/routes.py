@@ -26,8 +26,9 @@ from loaderdoctor.findings.capacity import MAX_WAITING_CPU_SHARE, dataset_bytes
 from loaderdoctor.findings.exposure import has_accelerator
 from loaderdoctor.findings.line_names import conversion, most_share, seen, seen_enough, where
 from loaderdoctor.findings.rules.batch_making import LARGE_BATCH_BYTES
+from loaderdoctor.findings.rules.copies import BYTES_OF
 from loaderdoctor.findings.rules.saturated import MAX_OVERHEAD_SAMPLE_MS
-from loaderdoctor.instrument.wire.records import LoaderRecord
+from loaderdoctor.instrument.wire.records import LoaderRecord, TensorRecord
 from loaderdoctor.settings import Settings
 
 # Of the memory available; a trial of `cache` keeps to the same (instrument/dataset/cached.py).
@@ -40,8 +41,7 @@ BATCHWISE = frozenset({
 # What copying a batch takes at the least. No thread of the machines at hand copies faster than 20
 # out of memory; batches in a cache, other CPUs and several threads may.
 COPYING_GB_PER_S = 100.0
-# Of a batch of float32 that travels as bytes, what need not be collated, handed over and copied.
-NARROWER = 3 / 4
+N_IMAGE_AXES = 3  # of a batch of images: at least height and width beside the samples
 _RANDOM = re.compile(r"Random|Jitter|AutoAugment|TrivialAugment|AugMix|Erasing|MixUp|CutMix")
 _DECODES = re.compile(
     r"\bImage\.open\(|imread\(|imdecode\(|decode_(image|jpeg|png)\(|read_image\(|\bopen\("
@@ -127,6 +127,25 @@ def batchwise_transforms(facts: Facts) -> tuple[str, ...]:
     while n < len(names) and names[len(names) - 1 - n] in BATCHWISE:
         n += 1
     return tuple(names[len(names) - n :])
+
+
+def fewer_bytes(facts: Facts) -> float:
+    """Of a batch's bytes, the part that its images, floats now, do not take as uint8.
+
+    0 without an accelerator, where images are bytes already, and where no transform of the last
+    ones makes tensors of pictures, so that they may never have been bytes.
+    """
+    loader = facts.main_loader
+    if loader is None or not has_accelerator(facts):
+        return 0.0
+    if not CONVERTING & set(batchwise_transforms(facts)):
+        return 0.0
+    saved = sum(t.n_bytes * (1.0 - 1.0 / BYTES_OF[t.dtype]) for t in _float_images(loader))
+    return saved / max(1, _batch_bytes(loader))
+
+
+def _float_images(loader: LoaderRecord) -> list[TensorRecord]:
+    return [t for t in loader.batch if t.dtype in BYTES_OF and len(t.shape) >= N_IMAGE_AXES]
 
 
 def decoding_share(facts: Facts) -> float:
@@ -257,9 +276,10 @@ def _batchwise(making: Making) -> CodeAdvice | None:
     last = batchwise_transforms(making.facts)
     if not last or making.loader.shapes_vary:
         return None
+    if making.loader.batch and not _float_images(making.loader):  # of bytes nothing is scaled
+        return None
     part = making.transforms(lambda name: name in last)
-    narrower = CONVERTING & set(last) and has_accelerator(making.facts)  # collated as bytes too
-    beside = NARROWER * (1.0 - making.fetch) if narrower else 0.0
+    beside = fewer_bytes(making.facts) * (1.0 - making.fetch)  # collated as bytes too
     timed = [f"{n} {fmt.ms(cost)}" for n, cost in making.workers.transforms if bare(n) in last]
     return making.advice(
         title=f"{' and '.join(last)} for the whole batch, not for each sample",

@@ -216,7 +216,15 @@ def least_without_ms(facts: Facts, saved_ms: float, part: Part = "input") -> flo
     if step_ms is None:
         return None
     left_ms = step_ms * pace_kept(facts) - saved_ms * most_of(facts, part)
-    return max(left_ms, _floor_ms(facts, part), 0.0)
+    return max(left_ms, floor_ms(facts, part), 0.0)
+
+
+def most_saved_ms(facts: Facts, saved_ms: float, part: Part) -> float:
+    """The most that is saved of `part`, estimated as so much: the part's upper end at the most."""
+    share, step_ms = facts.share(part), facts.step_ms
+    if share is not None and step_ms is not None:
+        saved_ms = min(saved_ms, max(share, 0.0) * step_ms)
+    return saved_ms * most_of(facts, part)
 
 
 def most_of(facts: Facts, part: Part) -> float:
@@ -239,8 +247,8 @@ def pace_kept(facts: Facts) -> float:
     return min(1.0, max(0.0, wall.low / wall.value))
 
 
-def _floor_ms(facts: Facts, part: Part) -> float:
-    """What is left without all of the part; 0 where that was not measured."""
+def floor_ms(facts: Facts, part: Part) -> float:
+    """The step without all of the part (of copies: and of input); 0 where it was not measured."""
     if part == "input":
         return least_rest_ms(facts) or 0.0
     no_copy = facts.ablation.no_copy_ms if facts.ablation is not None else None

@@ -98,5 +98,6 @@ def test_the_record_of_a_loader_says_so(graphs: ModuleType) -> None:
 
     assert record().collate_library == "torch"
     assert record(collate_fn=mine).collate_library is None
+    assert not record().has_init and record(num_workers=1, worker_init_fn=mine).has_init
     found = record(collate_fn=graphs.Collater())
     assert (found.collate, found.collate_library) == ("Collater", "some_graphs")

@@ -54,6 +54,7 @@ class Loop:
     item: bool = False
     accumulate: int = 1
     work_ms: float = 0.0  # Python between batch and forward pass
+    work_in: str = "train.py(40): augment"  # its frame, where there are stacks; "": the loop's own
     pause_every: int = 0  # a collection each so many steps
     pause_ms: float = 0.0
     stacks: bool = False
@@ -142,7 +143,10 @@ class Simulation:
         if loop.dropped_by == "copy":
             self.drop()
         if loop.work_ms:
+            begun = self.now
             self.now += loop.work_ms * 1e3 * self.jitter(0.02)
+            if loop.stacks and loop.work_in:
+                self.record.add("python_function", loop.work_in, begun + 1, self.now - 1, PID)
         n_forward = loop.n_kernels // 3
         pause_at = -1
         if loop.pause_every and step % loop.pause_every == 0:

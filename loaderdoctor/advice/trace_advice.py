@@ -146,8 +146,21 @@ def trace_advice(
     if _only_workers_help(facts):
         ways = [way if way.kind in _OF_POOL else _afterwards(way) for way in ways]
     ranks = {x.kind: _ms(x, facts) for x in found if x.evidence.get("gb_per_s") is not None}
-    ways.sort(key=lambda way: -_rank_ms(way, ranks))
+    freeing_ms = facts.trace.host.freeing_ms if facts.trace is not None else 0.0
+
+    def rank_ms(way: CodeAdvice) -> float:
+        perhaps_freed = way.kind is Kind.WORK_BETWEEN_STEPS and bound != "host"
+        return _rank_ms(way, ranks) - (freeing_ms if perhaps_freed else 0.0)
+
+    ways.sort(key=lambda way: -rank_ms(way))
     return tuple(_at_the_very_best(way, facts) for way in ways)
+
+
+_OR_OWN = (
+    "At best counts the silence next to the copies as memory that is freed: if it is the loop's "
+    "own Python, that stays."
+)
+_OR_FREED = "Where the silence next to the copies is memory that is freed, this gains nothing."
 
 
 def _at_the_very_best(way: CodeAdvice, facts: Facts) -> CodeAdvice:
@@ -171,6 +184,13 @@ def _at_the_very_best(way: CodeAdvice, facts: Facts) -> CodeAdvice:
         bound_ms += input_ms + max(silent_ms, work_between(trace)[0])
     elif way.axis in (_PINNED.axis, _NON_BLOCKING.axis, _SIDE_STREAM.axis):
         bound_ms += silent_ms
+        if trace.host.freeing_ms:
+            way = replace(way, caution=f"{_OR_OWN} {way.caution or ''}".rstrip())
+    elif way.kind is Kind.WORK_BETWEEN_STEPS:
+        place = work_between(trace)[1]  # of a frame, its launches too
+        bound_ms = max(bound_ms, place.ms_per_step if place is not None else 0.0)
+        if trace.host.freeing_ms:
+            way = replace(way, caution=f"{_OR_FREED} {way.caution or ''}".rstrip())
     elif way.axis == _KEPT_WORKERS.axis:
         bound_ms = max(bound_ms, input_ms)
     # Of few steps, what others may differ by.

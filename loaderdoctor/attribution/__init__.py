@@ -316,15 +316,15 @@ def _fetch_facts(attributed: Attributed) -> FetchFacts:
 
 def _host_facts(attributed: Attributed) -> HostFacts:
     trace, rows, clock = attributed.trace, attributed.rows, attributed.clock
-    host, freed = attributed.partition.host, freeing(rows, attributed.copies, attributed.fetches)
+    host, samples = attributed.partition.host, trace.stack_samples
+    freed = freeing(rows, attributed.copies, attributed.fetches, samples)
     n_launches, call_ns = launch_calls(rows, clock)
+    call_ms = None if call_ns is None else clock.ms_per_step(call_ns)
     return HostFacts(
         exposed_ms=clock.ms_per_step(host.total_ns),
-        hotspots=host_hotspots(rows, host, clock.per_step, trace.stack_samples),
+        hotspots=host_hotspots(rows, host, clock.per_step, samples),
         n_launches_per_step=n_launches / clock.per_step,
-        launch_call_ms=(
-            clock.ms_per_step(call_ns) if trace.has_accelerator and call_ns is not None else None
-        ),
+        launch_call_ms=call_ms if trace.has_accelerator else None,
         run_ahead_steps=clock.run_ahead_steps,
         profiler=identity.profiler_facts(trace, rows, clock, attributed.fetches),
         freeing_ms=clock.ms_per_step(freed.intersect(host).total_ns),

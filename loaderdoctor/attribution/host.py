@@ -166,12 +166,17 @@ def _called(rows: Rows, mine: Index, users: Index, host: Intervals) -> str | Non
 LEAST_FREEING_MS_PER_MB, MOST_FREEING_MS_PER_MB = 0.1, 0.4
 
 
-def freeing(rows: Rows, copies: CopyRows, fetches: Fetches) -> Intervals:
-    """Silences in which the training thread likely frees a batch that workers handed it.
+def freeing(
+    rows: Rows,
+    copies: CopyRows,
+    fetches: Fetches,
+    stack_samples: tuple[LineStackSample, ...] = (),
+) -> Intervals:
+    """Silences in which the training thread may free a batch that workers handed it.
 
     Behind the fetch, where the loop still has the batch before by name then; else behind copies, as
     each tensor is dropped for its copy. No event tells it from the loop's own Python: it is as long
-    as so many bytes take.
+    as so many bytes take. What is called meanwhile, where stacks tell that, frees none.
     """
     spans, delivered_ns = rows.spans, fetches.delivered_ns
     mine = rows.flags.pageable[spans.name[copies.rows]]
@@ -185,12 +190,26 @@ def freeing(rows: Rows, copies: CopyRows, fetches: Fetches) -> Intervals:
         int(mb * rate * NS_PER_MS) for rate in (LEAST_FREEING_MS_PER_MB, MOST_FREEING_MS_PER_MB)
     )
     following_ns = named_events(rows).next_start(delivered_ns)
-    silent = Intervals.of(delivered_ns, following_ns)
-    if float(np.median(following_ns - delivered_ns)) < least_ns:
-        silent = silences_behind(rows, replace(copies, call=copies.call[mine]))
-        if silent.total_ns < least_ns * delivered_ns.size:
+    frames = rows.of_category[Category.PYTHON]
+    frames = frames[spans.thread[frames] == rows.training_thread]
+
+    def without_called(silent: Intervals) -> Intervals:
+        called = frames[silent.contains(spans.start_ns[frames])]
+        most = Intervals.of(silent.starts, np.minimum(silent.ends, silent.starts + most_ns))
+        return most.subtract(rows.intervals(called)) if called.size else most
+
+    found = without_called(Intervals.of(delivered_ns, following_ns))
+    each_ns = found.covered_before(following_ns) - found.covered_before(delivered_ns)
+    if float(np.median(each_ns)) < least_ns:
+        found = without_called(silences_behind(rows, replace(copies, call=copies.call[mine])))
+        if found.total_ns < least_ns * delivered_ns.size:
             return EMPTY
-    return Intervals.of(silent.starts, np.minimum(silent.ends, silent.starts + most_ns))
+    of_loop = {
+        (x.file, x.function) for x in stack_samples_within(rows, stack_samples, fetches.getting)
+    }
+    within = stack_samples_within(rows, stack_samples, found) if of_loop else []
+    n_called = sum((x.file, x.function) not in of_loop for x in within)
+    return EMPTY if 2 * n_called > len(within) else found
 
 
 def _user_frame_rows(rows: Rows) -> Index:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from loaderdoctor.attribution.clock import StepClock
 from loaderdoctor.attribution.fetches import Fetches
 from loaderdoctor.attribution.trace_rows import Mask, Rows
-from loaderdoctor.facts.host import batch_memory_ms, longer_silences_ms, work_between
+from loaderdoctor.facts.host import longer_silences_ms, work_between
 from loaderdoctor.facts.step import Shares
 from loaderdoctor.facts.trace import ProfilerFacts, TraceFacts, copy_calls_ms, workers_set_the_pace
 from loaderdoctor.intervals import EMPTY, Intervals
@@ -209,8 +209,7 @@ def without_profiler(trace: TraceFacts, own_ms: float | None = None) -> Shares:
     much; without an accelerator, where ops are what computes, from host and compute. Where worker
     processes set the pace the step takes no longer by it: the loop waits the less for them, and
     that is given back to `input`. What copies cost beside their own time (`copy_calls_ms`) is
-    `copy` and no host work; what runs while nothing waits for it is none. The memory of batches,
-    freed by the host and first read by copies, is `input`: ready batches need neither.
+    `copy` and no host work; what runs while nothing waits for it is none.
     """
     shares, wall_ms = trace.shares, trace.wall_ms
     if not wall_ms:
@@ -224,7 +223,7 @@ def without_profiler(trace: TraceFacts, own_ms: float | None = None) -> Shares:
     # Getting a batch is the same thread's, and exposed the more the later it gets to it.
     also = ("input",) if trace.has_accelerator and not paced else ()
     # Where the loop works between two ops, nothing is recorded that would take time.
-    silent = {"host": work_between(trace)[0] / wall_ms}
+    silent = {"host": max(work_between(trace)[0], trace.host.freeing_ms) / wall_ms}
     for name in ("host", *also) if trace.has_accelerator else ("host", "compute"):
         taken = min(left, max(0.0, (parts[name] or 0.0) - silent.get(name, 0.0)))
         parts[name] = (parts[name] or 0.0) - taken
@@ -241,27 +240,22 @@ def without_profiler(trace: TraceFacts, own_ms: float | None = None) -> Shares:
         unwaited = sum(c.unwaited_ms_per_step for c in trace.copies) / wall_ms
         parts["copy"] -= unwaited
         parts["host"] += unwaited
-        freed_ms, mapped_ms, _ = batch_memory_ms(trace)
-        freed = min(freed_ms / wall_ms, parts["host"])
-        mapped = min(mapped_ms / wall_ms, parts["copy"])
-        parts["host"] -= freed
-        parts["copy"] -= mapped
-        parts["input"] = (parts["input"] or 0.0) + freed + mapped
     return Shares(**{k: None if v is None else v / whole for k, v in parts.items()})
 
 
 def host_bounds(trace: TraceFacts) -> tuple[float, float]:
     """What of a step that nothing records is surely the exposed host's, and what may be, 0…1.
 
-    Surely: the loop's own work between two ops (long silences), and more ops than the kernels' time
-    suffices to launch; without an accelerator, what is left when recording took the most. May be:
+    Surely: the loop's own work between two ops (long silences, but for what may free batches), and
+    more ops than the kernels' time suffices to launch; without an accelerator, what is left when
+    recording took the most. May be:
     launching at the slowest and all silences that are none of launching, and no less than what is
     left when recording took the most.
     """
     profiler, exposed_ms = trace.host.profiler, trace.host.exposed_ms
     if profiler is None or trace.wall_ms <= 0:
         return (trace.shares.host or 0.0,) * 2
-    gaps_ms, _ = work_between(trace)
+    gaps_ms = max(0.0, work_between(trace)[0] - trace.host.freeing_ms)
     left_ms = exposed_ms - profiler.most_ms
     if not trace.has_accelerator:
         return _of_step(max(left_ms, gaps_ms), trace), _of_step(exposed_ms, trace)

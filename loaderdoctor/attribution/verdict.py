@@ -40,7 +40,9 @@ def judge_trace(trace: TraceFacts) -> tuple[Bound, VerdictSeverity]:
     even the most that the host may take makes none: then the step computes, as it seems. Where no
     loader was recorded, silence at the beginning of steps counts as host but may be waiting for
     batches: a host verdict that rests on it is uncertain. So may silence behind copies: where that
-    is most of the host's, and too little is left without, the step may be input-bound. Of few steps
+    is most of the host's, and too little is left without, the step may be input-bound. A verdict is
+    uncertain that would be another if what may be memory of batches that nobody pinned is: whether
+    it is the loader's, the copies' or the loop's own, no event tells. Of few steps
     the lower ends of their shares bear the severity. Where worker processes set the pace, what else
     the step waits for only shortens the wait for them.
 
@@ -64,9 +66,12 @@ def judge_trace(trace: TraceFacts) -> tuple[Bound, VerdictSeverity]:
     own = (shares.host or 0.0) - silent
     if silent:  # the loop's own, or a wait for the thread that pins
         low["host"] = min(own, low.get("host", 1.0) - silent)
-    memory = _by_memory(trace, shares, low)
+    memory = _with_memory(trace, shares)
+    for name in ("host", "copy"):
+        if memory[name] != shares.as_dict()[name]:
+            low[name] = min(memory[name] or 0.0, low.get(name, 1.0))
     bound, severity = verdict_from_shares(shares, low, enough_steps=trace.n_steps > 0)
-    if memory and bound in memory:
+    if bound != "unknown" and _largest(memory, None)[0] != bound:
         return bound, "uncertain"
     if bound == "host" and silent and own < min(silent, HIGH_SHARE):
         return "input", "uncertain"  # if it is that thread which holds the loop up
@@ -85,22 +90,17 @@ def judge_trace(trace: TraceFacts) -> tuple[Bound, VerdictSeverity]:
     return bound, "moderate" if borne_out else "uncertain"
 
 
-def _by_memory(trace: TraceFacts, shares: Shares, low: dict[str, float]) -> tuple[Bound, ...]:
-    """Bounds that the memory of batches leaves open; `low` is lowered by what it makes of them.
+def _with_memory(trace: TraceFacts, shares: Shares) -> dict[str, float | None]:
+    """The shares if all that may be memory of batches is: ready batches need none, so `input`.
 
-    How much of a copy is a first read, and of a silence freeing, no trace says: input and copy are
-    not told apart where one may be as large as the other.
+    How much of a copy is a first read, and of a silence freeing, no trace says.
     """
-    freed_ms, mapped_ms, most_ms = batch_memory_ms(trace)
-    if not freed_ms + mapped_ms or trace.wall_ms <= 0:
-        return ()
-    found, copied = shares.input or 0.0, shares.copy or 0.0
-    more = (most_ms - mapped_ms) / trace.wall_ms
-    low["input"] = min(low.get("input", 1.0), found - (freed_ms + mapped_ms) / trace.wall_ms)
-    low["copy"] = min(low.get("copy", 1.0), copied - more)
-    if found <= copied:
-        return ("copy",) if found + more > copied - more else ()
-    return ("input",) if low["input"] < copied + mapped_ms / trace.wall_ms else ()
+    parts = shares.as_dict()
+    for name, ms in zip(("host", "copy"), batch_memory_ms(trace), strict=True):
+        taken = min(ms / trace.wall_ms, parts[name] or 0.0) if trace.wall_ms > 0 else 0.0
+        parts[name] = (parts[name] or 0.0) - taken if taken else parts[name]
+        parts["input"] = (parts["input"] or 0.0) + taken if taken else parts["input"]
+    return parts
 
 
 def recording_hides_waits(trace: TraceFacts) -> bool:

@@ -7,7 +7,7 @@ stack samples of windows without the profiler saw it.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from loaderdoctor.estimate import Estimate, binomial_interval
@@ -210,8 +210,6 @@ _BACKWARD = ("backward", "Python between aten::ones_like and ", "autograd::")
 # Between two of its nodes nothing of the loop's own runs; silence is a wait for the GIL or a CPU.
 _WITHIN_BACKWARD = re.compile(r"Python between autograd::.* and autograd::")
 _ONCE_A_STEP = re.compile(r"the fetch|\.step\b|\.zero_grad\b|outside any op")
-# Next to the copies of a batch: between the fetch and the first of them, or behind one.
-_BY_COPIES = re.compile(r"Python between (the fetch and|aten::(to|copy_)) ")
 _WAITING = ("cuda", "hip", "ProfilerStep", "Optimizer.")
 # What a place of the loop does, told from what it calls.
 What = Literal[
@@ -245,12 +243,13 @@ def work_between(trace: TraceFacts | None) -> tuple[float, HostHotspot | None]:
     """Exposed host work that is not launching, ms a step of the trace, and its largest place.
 
     A silence that comes once a step, or an annotation of the user's, counts as it is. A frame of
-    the user's code and an op hold launches too: they count beyond what launching takes.
+    the user's code and an op hold launches too: they count beyond what launching takes. Up to
+    `freeing_ms` of it may be freeing batches.
     """
     if trace is None or trace.wall_ms <= 0:
         return 0.0, None
     smallest_ms = max(MIN_HOTSPOT_MS, MODERATE_SHARE * trace.wall_ms)
-    named = _less_freeing(trace)
+    named = trace.host.hotspots
     hotspots = [x for x in named if x.ms_per_step >= smallest_ms and not _is_waiting(x)]
     sure = [x for x in hotspots if not _holds_launches(x)]
     mixed = [x for x in hotspots if _holds_launches(x)]
@@ -262,22 +261,20 @@ def work_between(trace: TraceFacts | None) -> tuple[float, HostHotspot | None]:
     return sum(x.ms_per_step for x in sure) + beyond_ms, largest
 
 
-# Reading a batch's memory for the first time takes so much of what freeing it takes: of an H100 and
-# an H200 0.03 to 0.09 ms a MB, by what copies took beside what ready batches' take in separate
-# runs, and 0.18 to 0.24 (`traces/`). Likely, and at most.
-MAPPING_PART = 0.3
+# Reading a batch's memory for the first time takes so much of what freeing it takes, at most: of an
+# H100 and an H200 0.03 to 0.09 ms a MB, by what copies took beside what ready batches' take in
+# separate runs, and 0.18 to 0.24 (`traces/`).
 MAPPING_PART_MOST = 0.45
 
 
-def batch_memory_ms(trace: TraceFacts) -> tuple[float, float, float]:
-    """What new memory of batches costs a step: freed (exposed), first read likely, and at most.
+def batch_memory_ms(trace: TraceFacts) -> tuple[float, float]:
+    """What new memory of batches may cost a step, at most: freed (exposed), and first read.
 
     The first read lies within the copies from pageable memory, of which it is no more than half.
     """
     pageable_ms = sum(c.busy_ms_per_step for c in trace.copies if c.source == "pageable")
-    mapped_ms = (part * trace.host.all_freeing_ms for part in (MAPPING_PART, MAPPING_PART_MOST))
-    likely_ms, most_ms = (min(ms, pageable_ms / 2) for ms in mapped_ms)
-    return trace.host.freeing_ms, likely_ms, most_ms
+    mapped_ms = MAPPING_PART_MOST * trace.host.all_freeing_ms
+    return trace.host.freeing_ms, min(mapped_ms, pageable_ms / 2)
 
 
 def longer_silences_ms(trace: TraceFacts) -> float:
@@ -292,18 +289,6 @@ def longer_silences_ms(trace: TraceFacts) -> float:
         if x.file is not None or not among_ops or (n and x.ms_per_step / n >= LONGER_SILENCE_MS):
             total += 0.0 if _is_waiting(x) else x.ms_per_step
     return total
-
-
-def _less_freeing(trace: TraceFacts) -> list[HostHotspot]:
-    """The places, without what freeing a batch takes of the silences next to its copies."""
-    left_ms, found = trace.host.freeing_ms, []
-    for x in trace.host.hotspots:
-        if left_ms > 0 and x.file is None and _BY_COPIES.match(x.name):
-            taken_ms = min(left_ms, x.ms_per_step)
-            left_ms -= taken_ms
-            x = replace(x, ms_per_step=x.ms_per_step - taken_ms)
-        found.append(x)
-    return found
 
 
 def _is_waiting(hotspot: HostHotspot) -> bool:

@@ -174,7 +174,8 @@ class HostFacts:
     launch_call_ms: float | None  # host time inside launch calls, per step
     run_ahead_steps: float | None  # how far the host ran ahead of the device, median
     profiler: ProfilerFacts | None = None  # None: no op was recorded
-    # Silence in which it likely frees a batch of worker processes that nobody pinned: exposed, all.
+    # Silence in which it may free a batch of worker processes that nobody pinned, or run Python of
+    # the loop's own: exposed, all.
     freeing_ms: float = 0.0
     all_freeing_ms: float = 0.0
 

@@ -302,22 +302,32 @@ def _by_trace(facts: Facts) -> Finding | None:
     if hotspot_share < MODERATE_SHARE:
         return None
     step_ms = facts.step_ms or trace.wall_ms
+    # So may be batches that are freed.
+    freeing_share = min(trace.host.freeing_ms / trace.wall_ms, hotspot_share)
+    surely = hotspot_share - freeing_share if freeing_share else None
     fetches = bool(trace.fetching.n_per_step)
     where = "between fetch and fetch" if fetches else "of the loop's own"
     remedy = "less often, in the workers," if fetches else "less often"
+    advised = f"Do it {remedy}"
+    if freeing_share:
+        advised = (
+            f"Up to {fmt.ms(freeing_share * step_ms)} of it may be freeing batches that nobody "
+            f"pinned, which pinning spares: no event tells. If it is work, do it {remedy}"
+        )
     return Finding(
         kind=Kind.WORK_BETWEEN_STEPS,
-        severity=severity(hotspot_share),
+        severity=severity(hotspot_share, surely),
         share=hotspot_share,
         summary=(
             f"{fmt.ms(hotspot_share * step_ms)} of {fmt.ms(step_ms)} a step go into work {where}, "
-            f"most of it in {hotspot.name}, while nothing else runs. Do it {remedy} or on the "
+            f"most of it in {hotspot.name}, while nothing else runs. {advised} or on the "
             "device."
         ),
         evidence={
             "work_ms_per_step": hotspot_share * step_ms,
             "spot": hotspot.name,
             "spot_ms_per_step": hotspot.ms_per_step / trace.wall_ms * step_ms,
+            **({"perhaps_freeing_ms_per_step": freeing_share * step_ms} if freeing_share else {}),
             "file": hotspot.file,
             "line": hotspot.line,
             "step_ms": step_ms,

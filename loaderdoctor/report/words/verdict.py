@@ -178,14 +178,14 @@ def uncertain_sentence(bound: Bound, facts: Facts, step_ms: float, why: str | No
             f"{fmt.number(waiting_ms)} ms of it may be waiting for batches, which this trace does "
             "not record."
         )
+    if trace_alone(facts) and (new := _new_memory(facts, step_ms)) is not None:
+        return new
     if trace_alone(facts) and may_be_crowded(bound, "uncertain", facts.trace):
         return (
             f"{_SEEMS[bound]} {fmt.share(share)} of {fmt.number(step_ms)} ms a step: launching "
             "that takes as long by itself, or workers that crowd the CPUs and slow it down. No "
             "trace tells which: it does not say how many CPUs there are."
         )
-    if trace_alone(facts) and (new := _new_memory(bound, facts, step_ms)) is not None:
-        return new
     measured = facts.ablation.share(bound) if facts.ablation is not None else None
     seems = (
         f"{_SEEMS.get(bound, f'{bound} seems to take')} "
@@ -206,26 +206,26 @@ def uncertain_sentence(bound: Bound, facts: Facts, step_ms: float, why: str | No
     return f"{sentence} {why}" if why else sentence
 
 
-def _new_memory(bound: Bound, facts: Facts, step_ms: float) -> str | None:
-    """Of batches that nobody pinned: copying, or memory that is new each time; None: not it."""
+def _new_memory(facts: Facts, step_ms: float) -> str | None:
+    """Of batches that nobody pinned: copying, memory new each time, or own work; None: not it."""
     trace = facts.trace
-    if trace is None or bound not in ("input", "copy"):
+    if trace is None:
         return None
-    freeing_ms, mapping_ms, most_ms = batch_memory_ms(trace)
+    freeing_ms, mapped_ms = batch_memory_ms(trace)
+    if freeing_ms + mapped_ms < MODERATE_SHARE * trace.wall_ms:
+        return None
     copy_ms = sum(c.exposed_ms_per_step for c in trace.copies if c.source == "pageable")
-    if not mapping_ms:
-        return None
-    freed = ""
-    if freeing_ms >= MODERATE_SHARE * trace.wall_ms:
-        freed = (
-            f" and {fmt.ms(freeing_ms)} of silence next to it, in which the batch before is likely "
-            "freed"
+    copying = f"copying batches that nobody pins takes {fmt.ms(copy_ms)}"
+    first_read = f"up to {fmt.ms(mapped_ms)} of it the first read of memory that is new each time"
+    if freeing_ms < MODERATE_SHARE * trace.wall_ms:
+        return (
+            f"Of {fmt.number(step_ms)} ms a step {copying}, {first_read}, which is the loader's "
+            "cost: whether that or copying is more, no trace tells."
         )
     return (
-        f"Batches that nobody pins seem to take {fmt.share((copy_ms + freeing_ms) / step_ms)} of "
-        f"{fmt.number(step_ms)} ms a step: copying them takes {fmt.ms(copy_ms)}{freed}. Up to "
-        f"{fmt.ms(most_ms)} of the copying is the first read of memory that is new each time, "
-        "the loader's cost as freeing it is: whether that or copying is more, no trace tells."
+        f"Of {fmt.number(step_ms)} ms a step {copying}, {first_read}, and next to it the thread is "
+        f"silent for {fmt.ms(freeing_ms)}: freeing the batch before (the loader's cost, as the "
+        "first read is), or the loop's own Python. Which of the three it is most, no trace tells."
     )
 
 

@@ -100,7 +100,7 @@ class Diagnosis:
         """Forget what was measured: it is of a pass before training, or of another loader's."""
         self.evidence = self.group = self.analysis = self.verification = self.history = None
         self._verifier, self._beyond = None, False
-        if not why.changed:
+        if not why.followed:
             self._allowed = None  # what is before training has no steps, and is none of the budget
         elif self._allowed is not None:
             self._say(self._allowed.begins_anew(str(why), self._clock()))

@@ -323,7 +323,7 @@ def test_another_loader_is_measured_within_the_second_cap_of_the_first(
     made.measure(script_run.observed)
     script_run.now_s = began_s + follow_seconds(budget_s)
     said.clear()
-    made.start_over(TrainingBeganError("training goes on with b.py:2", changed=True))
+    made.start_over(TrainingBeganError("training goes on with b.py:2", followed=True))
     assert said == [
         "training goes on with b.py:2, after 30 s: what was measured so far does not count, and it "
         "is measured anew, until 90 s at most."

@@ -59,10 +59,10 @@ class TrainingBeganError(LoaderdoctorError):
     No RunError, which a measurement may survive: whoever drives the run waits for the loop again.
     """
 
-    def __init__(self, why: str, *, changed: bool = False) -> None:
-        """`changed`: there was training, on another loader, or it was taken for less than it is."""
+    def __init__(self, why: str, *, followed: bool = False) -> None:
+        """`followed`: it went on with another loader."""
         super().__init__(why)
-        self.changed = changed
+        self.followed = followed
 
 
 class ScriptRunLike(Protocol):
@@ -149,8 +149,7 @@ class Heard:
     def check_observed(self) -> None:
         """Raises TrainingBeganError where what was observed no longer holds."""
         if self.void is not None:
-            changed = self.void.loader is not None or self.void.joined is not None
-            raise TrainingBeganError(_why_void(self.void), changed=changed)
+            raise TrainingBeganError(_why_void(self.void), followed=self.void.loader is not None)
 
     def windows(self, requests: Sequence[WindowRequest]) -> list[WindowDone]:
         """Those of the windows that have come, in this order."""
@@ -158,8 +157,6 @@ class Heard:
 
 
 def _why_void(message: TrainingBegan) -> str:
-    if message.joined is not None:
-        return f"some steps also draw a batch from another loader ({message.joined})"
     if message.loader is None:
         return "training begins only now"
     return f"training goes on with another loader ({message.loader})"

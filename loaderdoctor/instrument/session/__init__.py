@@ -7,14 +7,13 @@ measure windows. All that lives only as long as one of these is in `Session.wind
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Generator
 from math import inf
 from pathlib import Path
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from loaderdoctor.instrument.session.feed import Torch
-from loaderdoctor.instrument.session.loader_state import LoaderState
 from loaderdoctor.instrument.session.loaders import LoaderRegistry
 from loaderdoctor.instrument.session.open_window import OpenWindow
 from loaderdoctor.instrument.session.passes import PassLog
@@ -117,7 +116,6 @@ class Session:
         self._follow_s = inf if follow_s is None else follow_s
         self._first_defined_ns = 0  # when the step first was known, of training
         self._n_followed = 0  # times that training was followed to another loader
-        self._joined: list[LoaderState] = []  # whose batches join some of the steps
         self.device: torch.device | None = None
         self.boundaries: list[BoundaryRecord] = []
         self.n_steps = 0
@@ -149,10 +147,13 @@ class Session:
         self.window = OpenWindow()
 
     def _new_account(self) -> WallAccount:
-        return WallAccount(
+        made = WallAccount(
             undisturbed=lambda: self.window.mode in (None, "plain") and not self._substituted,
             passes_stand=lambda: self.window.mode not in ("profiled", "trial"),
         )
+        if self.group:  # ranks would each decide for themselves
+            made.joining.decided = True
+        return made
 
     @property
     def _substituted(self) -> bool:
@@ -177,7 +178,7 @@ class Session:
 
     def defined(self, definition: Definition) -> None:
         """What a step is, is known: for good where it trains."""
-        self._use(definition.joined_by(self._joined))
+        self._use(definition)
         passes = self.passes
         assert passes is not None
         but = None if definition.trains else definition.clock
@@ -210,28 +211,19 @@ class Session:
             loader.beside = loader is not definition.clock
             loader.shapes = loader.shapes or Shapes()
 
-    def join(self, ids: Collection[str]) -> bool:
-        """Take batches of these loaders for part of the steps: whether all is measured anew.
+    def join(self) -> bool:
+        """Take loaders that many steps draw a batch from for part of the steps: whether there are.
 
-        While the loop settles nothing was measured. Late, with ranks that would each decide for
-        themselves, or in a run that is recorded to its end, what was measured stands.
+        Only as the loop has settled, once: nothing was measured yet, and what is measured later
+        keeps its definition.
         """
-        definition, now = self.definition, perf_counter_ns()
+        definition = self.definition
         assert definition is not None
-        new = [x for x in self.registry.states if x.id in ids and x not in self._joined]
-        self._joined += new
-        late_s = (now - self._first_defined_ns) / NS_PER_S - self._follow_s
-        keeps = self.group or self.recording is not None or self._ended or late_s > 0
-        keeps = keeps or getattr(self.driver, "gi_running", False)  # prepares a window
-        if keeps or self.optimizer_marks is not None:
-            self._use(definition.joined_by(new))
-            self.wall = self._new_account()
-            self.wall.begin(now, self.n_steps)
-            return False
-        self._passes_before = self.before_training
-        self.passes = PassLog()
-        self._forget(TrainingBegan(joined=new[0].id), self.passes)
-        return True
+        ids = self.wall.joining.decide(self.n_steps)
+        if ids:
+            self.wall.leave_out(ids)
+            self._use(definition.joined_by(x for x in self.registry.states if x.id in ids))
+        return bool(ids)
 
     def follow(self, elsewhere: Elsewhere, now: int) -> bool:
         """Start over with this loader if training has left the one that feeds the step for it.

@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 N_SETTLED = 8
 SLOW_AFTER_S = 10.0
 N_SETTLED_SLOW = 1
-# Accumulation shows once two optimizer steps were seen, and a loader that joins some steps once it
-# did so twice; beyond so many batches nobody waits for that.
+# Accumulation shows once two optimizer steps were seen, and whether a loader joins the steps within
+# some 17 of its first batch; beyond so many batches nobody waits for that.
 MAX_SETTLING = 64
 # Steps without one that is free of other loaders' fetches: then every step has them.
 ACCEPT_FOREIGN_AFTER = 16
@@ -63,7 +63,7 @@ def drive(session: Session, now: int) -> Driver:
     step_ns, transfers, compute = yield from _settle(session, messages, now)
     rate = _optimizer_rate(session)
     session.optimizer_marks = None
-    definition = session.definition  # now: other loaders may have joined it
+    definition = session.definition  # now: loaders join it as it settles
     assert definition is not None  # boundaries exist once the step is defined
     session.wall.step_ns = sum(step_ns) // len(step_ns) if step_ns else 0
     accumulation = round(1 / rate) if rate is not None and 0 < rate < ACCUMULATES_BELOW else 1
@@ -168,9 +168,14 @@ def _watch_steps(
             clock.accept_foreign()
             session.wall.in_steps = True
         enough = observer is None and clock.n_steps >= (N_SETTLED_SLOW if slow else N_SETTLED)
-        known = _accumulation_known(session) and not session.wall.may_be_joined
-        if enough and (slow or n >= MAX_SETTLING or known):
-            break
+        waits = not _accumulation_known(session) or session.wall.joining.is_open(session.n_steps)
+        if enough and (slow or n >= MAX_SETTLING or not waits):
+            if not session.join():
+                break
+            # Steps that had their batches were not timed.
+            clock = window.clock = StepClock(None)
+            clock.start(now, fresh=session.at_fresh_feed)
+            n = 0
     session.close_window()
     return clock.finish().host_ns, transfers, compute
 

@@ -125,7 +125,7 @@ class Loop:
             session.at_fresh_feed, session.at_edge = feed.fresh, feed.at_edge()
             self._replay.fetched()
             self.boundary(start)
-            start, definition = session.wall.began_ns, session.definition
+            start = session.wall.began_ns
         window = session.window  # not before: the boundary may have closed the one before
         if definition is not None:
             trains = loader.role == "train" and not (
@@ -297,12 +297,9 @@ class Loop:
         session.n_steps += 1
         if session.wall.eventful:
             session.wall.boundary(now, session.n_steps)
-            joined = session.wall.joined()
-            if joined and session.join(joined):
-                session.hooks.hear_backward()
-                session.wall.began_ns = perf_counter_ns()
-                return
-            self._leave_backward(session.definition)
+            # Still so: work is to tell whether what was read before the step is trained on.
+            if not session.wall.eventful:
+                self._leave_backward(session.definition)
         count = session.window.count
         if count is not None and count(now):
             session.wall.began_ns = perf_counter_ns()

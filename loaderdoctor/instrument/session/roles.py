@@ -3,7 +3,8 @@
 A loader belongs to the step if its fetches are followed by training work (backward or an
 optimizer step) before its next fetch, and it is fetched often enough to be no validation. Batches
 fetched without gradients are never the step's where others are. The steps are told by the loader
-that is trained on most often; one that joins some of them only is seen later, by `wall_account`.
+that is trained on most often; one that joins some of them only is told as the loop settles, by
+`JoinWatch`.
 """
 
 from __future__ import annotations
@@ -52,6 +53,13 @@ N_REPLAYED = 20  # optimizer steps without any fetch after the loader ran out
 
 _OF_INFERENCE = ", in inference: no backward pass and no optimizer step was seen"
 _OF_READING = ", which is only read: no model, no backward pass and no optimizer step was seen"
+
+# Another loader joins the steps where at least one in so many has a batch of it: three come within
+# the 24 steps for which batches to be replayed are recorded.
+JOINS_EVERY = 8
+# Steps with one before that is said: where one in fifty has one by chance, two lie so near one time
+# in seven, three one in 25.
+MIN_JOINED = 3
 
 REPLAYED = (
     "the loop trains on without fetching, as with itertools.cycle, which replays the batches of "
@@ -254,6 +262,57 @@ class RoleObserver:
         if backward is not None and best.n < ACCUMULATES_BELOW * min(backward.n, n_batches):
             return backward
         return best
+
+
+@dataclass(slots=True)
+class _Joining:
+    """Steps with a batch, or a few, of another loader, since the first of them."""
+
+    first: int
+    last: int
+    n: int = 0
+    n_opened: int = 0  # of them, with an iterator made for it
+
+    def seen(self, n_steps: int, *, opened: bool) -> None:
+        self.last = n_steps
+        self.n += 1
+        self.n_opened += opened
+
+    @property
+    def joins(self) -> bool:
+        """Whether they are frequent enough, and of iterators that live on: no probe of a batch."""
+        often = JOINS_EVERY * (self.n - 1) >= self.last - self.first
+        return self.n >= MIN_JOINED and often and 2 * self.n_opened <= self.n
+
+    def may_join(self, n_steps: int) -> bool:
+        """Whether it could yet turn out so: its steps came that often up to now."""
+        lives_on = self.n < MIN_JOINED or self.n_opened < self.n
+        return lives_on and JOINS_EVERY * self.n >= n_steps - self.first
+
+
+class JoinWatch:
+    """Tells which other loaders join the steps of a loop that settles; later it looks no more."""
+
+    def __init__(self) -> None:
+        self.decided = False
+        self._found: dict[str, _Joining] = {}  # by loader
+
+    def seen(self, site: str, n_steps: int, *, opened: bool) -> None:
+        """A step trained on a few batches of it, with an iterator made for it (`opened`)."""
+        one = self._found.setdefault(site, _Joining(n_steps, n_steps))
+        if not one.n or one.last != n_steps:
+            one.seen(n_steps, opened=opened)
+
+    def is_open(self, n_steps: int) -> bool:
+        """Whether steps to come could tell that one joins them, which is not known yet."""
+        found = self._found.values()
+        return not self.decided and any(x.may_join(n_steps) and not x.joins for x in found)
+
+    def decide(self, n_steps: int) -> list[str]:
+        """Those that do, told once."""
+        joined = [s for s, x in self._found.items() if x.joins and x.may_join(n_steps)]
+        self.decided, self._found = True, {}
+        return joined
 
 
 class ReplayWatch:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 NO_LIMIT_S = 600.0  # of a window that names none
 MAX_RECORD_STEPS = 24  # a buffer that isn't full by then won't be
+# Where one step in eight draws a batch, by chance, of 24 steps two in five times fewer than the
+# three that a buffer needs; of so many once in a hundred.
+MAX_RECORD_STEPS_BESIDE = 64
 
 
 # A window of fewer steps says nothing about its mean.
@@ -87,8 +90,11 @@ class Sources:
 
     # ------------------------------------------------------------ recorded batches
 
-    def record(self, targets: list[LoaderState]) -> Generator[None, int, None]:
-        """Record real batches of loaders that have no replay buffer yet. Raises SourceError."""
+    def record(self, targets: list[LoaderState]) -> Generator[None, int, list[LoaderState]]:
+        """Record real batches of loaders that have no replay buffer yet. Raises SourceError.
+
+        Returns those to replace: one that joins some steps may have given its last batch.
+        """
         from loaderdoctor.instrument.batches.replay_buffer import ReplayBuffer
 
         missing = [x for x in targets if x.replay_buffer is None or _outdated(x)]
@@ -101,18 +107,21 @@ class Sources:
                 state.replay_buffer = ReplayBuffer()
                 state.recording = True
             try:
-                for _ in range(MAX_RECORD_STEPS):
+                beside = any(x.beside for x in missing)
+                for _ in range(MAX_RECORD_STEPS_BESIDE if beside else MAX_RECORD_STEPS):
                     if all(x.replay_buffer is not None and x.replay_buffer.ready for x in missing):
                         break
                     yield
             finally:
                 for state in missing:
                     state.recording = False
-        for state in targets:
+        read = [x for x in targets if not _left(x)] or targets
+        for state in read:
             replay_buffer = state.replay_buffer
             if replay_buffer is None or not replay_buffer.ready:
                 reason = replay_buffer.reason if replay_buffer is not None else None
                 raise SourceError(f"{state.id}: {reason or 'too few batches were seen'}")
+        return read
 
     def use_ready(self, request: WindowRequest, targets: list[LoaderState], n_ahead: int) -> None:
         """Hand out recorded batches from now on, or such as are as new as the loader's own.
@@ -367,6 +376,12 @@ def drop_count(settings: Settings) -> int:
     """
     queue = settings.queue_length
     return 2 * queue + (queue if settings.pin_memory else 0)
+
+
+def _left(state: LoaderState) -> bool:
+    """Whether it joined the steps as the loop settled, and gave none since it was looked for."""
+    seen = state.replay_buffer
+    return state.beside and seen is not None and not seen.n_batches and seen.reason is None
 
 
 def _outdated(state: LoaderState) -> bool:

@@ -8,12 +8,12 @@ on the training thread; a step with nothing about it costs one look at a flag.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import Literal
 
+from loaderdoctor.instrument.session.roles import JoinWatch
 from loaderdoctor.instrument.wire.records import OutsideRecord, WallRecord
 from loaderdoctor.units import NS_PER_S
 
@@ -21,15 +21,14 @@ MAX_PLACES = 64  # told apart: a script that builds loaders without end is not f
 # A pass that the loop left early ended where its last batch was done: after no more than this many
 # times what the longest of the batches before it took.
 LAST_BATCH_TIMES = 1.5
-
 # Training on another loader lasts so long before it is taken to go on with it, and so many times
 # what was trained on the present one at a time: passes by turns come back sooner.
 MIN_PHASE_S = 2.0
 PHASE_TIMES = 1.5
 BROKEN_OFF_TIMES = 3.0  # where the present one's epoch is not over: its loop may go on any time
-# Another loader joins some steps where so many of them had a few of its batches, not a pass of it.
-MIN_JOINED = 2
-MAX_JOINED_BATCHES = 4
+# More batches of another loader in one step are a pass: the critic of a WGAN gets five for each
+# step of the generator (`n_critic`, Arjovsky et al. 2017), more than what is usual elsewhere.
+MAX_JOINED_BATCHES = 5
 
 What = Literal["pass", "save"]
 
@@ -133,8 +132,9 @@ class WallAccount:
         self._run_began_ns = self._run_first_step = self._run_outside_ns = 0
         self._undisturbed, self._passes_stand = undisturbed, passes_stand
         self._sums: dict[tuple[What, str], _Sum] = {}
-        self._n_joined = Counter[str]()  # steps that had a few batches of another loader
-        self._may_join: set[str] = set()  # loaders read right before the present step's own batch
+        self.joining = JoinWatch()
+        # Loaders read right before the present step's own batch: whether their iterator is new.
+        self._read_before: dict[str, bool] = {}
         self._open: list[_Pass] = []  # the outermost first
         self._current: _Pass | None = None  # whose time runs
         self._since_ns = 0  # up to here time is charged
@@ -203,8 +203,9 @@ class WallAccount:
 
     def worked(self, *, stepped: bool) -> None:
         """A backward pass, or an optimizer stepped: on all that such passes have fetched since."""
-        self._n_joined.update(self._may_join)
-        self._may_join.clear()
+        for site, opened in self._read_before.items():
+            self.joining.seen(site, self._n_steps, opened=opened)
+        self._read_before.clear()
         for one in self._open:
             one.n_worked += one.fed
             one.n_stepped += stepped and one.steps
@@ -265,14 +266,18 @@ class WallAccount:
     def boundary(self, now: int, n_steps: int) -> None:
         """A step boundary behind which something else lay (`eventful`)."""
         self._charge(now)
-        if not self._stretch.epoch_over:
-            self._n_joined.update({one.site for one in self._open if one.joins})
-            self._may_join = {p.site for p in self._open if p.n_batches == 1 and p.fed}
+        self._read_before.clear()
+        if not self.joining.decided and not self._stretch.epoch_over:
+            for one in self._open:
+                if one.joins:
+                    self.joining.seen(one.site, n_steps - 1, opened=one.opened)
+                elif one.n_batches == 1 and one.fed:
+                    self._read_before[one.site] = one.opened
         for one in reversed(self._open):
             self._end(one, n_steps)
         self._open.clear()
         self._current = None
-        stretch, self._stretch, self.eventful = self._stretch, _Stretch(), bool(self._may_join)
+        stretch, self._stretch, self.eventful = self._stretch, _Stretch(), bool(self._read_before)
         self._n_steps = n_steps
         if stretch.epoch_over:
             self._n_epochs += 1
@@ -330,14 +335,10 @@ class WallAccount:
             ),
         )
 
-    def joined(self) -> list[str]:
-        """Loaders whose batches join some of the steps."""
-        return [site for site, n in self._n_joined.items() if n >= MIN_JOINED]
-
-    @property
-    def may_be_joined(self) -> bool:
-        """Whether one did so once, as far as it was seen."""
-        return any(n < MIN_JOINED for n in self._n_joined.values())
+    def leave_out(self, joined: list[str]) -> None:
+        """Nothing of these loaders lies outside the steps any more: they join them."""
+        self._sums = {key: x for key, x in self._sums.items() if key[1] not in joined}
+        self._crossings, self.in_steps = _Sums(), False
 
     # ------------------------------------------------------------ sums
 

@@ -183,7 +183,7 @@ class Windows:
         sources = self._sources
         targets = sources.targets(request)
         if request.mode in ("no_input", "no_copy"):
-            yield from sources.record(targets)
+            targets = yield from sources.record(targets)
             yield from sources.to_real([x for x in sources.train if x not in targets])
             n_ahead = self._whole_cycles(request) + self._n_lead
             sources.use_ready(request, targets, n_ahead)

@@ -245,13 +245,11 @@ class Observed(Message, frozen=True, kw_only=True, omit_defaults=True):
 class TrainingBegan(Message, frozen=True, kw_only=True, omit_defaults=True):
     """What was observed and measured so far was no training, which began just now.
 
-    Or it was of a loader that is no longer trained with (`loader` then names the one that is), or
-    without `joined`, which some of the steps draw a batch from.
+    Or it was of a loader that is no longer trained with (`loader` then names the one that is).
     Windows under way are void; another Observed follows once its loop is warm.
     """
 
     loader: str | None = None
-    joined: str | None = None
 
 
 class WindowDone(Message, frozen=True, kw_only=True, omit_defaults=True):

@@ -215,27 +215,38 @@ def test_loaders_built_anew_for_each_fold_are_one_while_a_trial_goes_on() -> Non
 
 
 def joining(
-    every: int, *, n_batches: int = 1, first: int = 0, before: bool = False
+    every: int,
+    *,
+    n_batches: int = 1,
+    first: int = 0,
+    until: int = 10_000,
+    before: bool = False,
+    reads_third: bool = False,
+    n_others: int = 50,
+    n_epochs: int = 4,
 ) -> Callable[[], None]:
-    """A loop that draws from a second loader at some steps."""
-    usual, other, trainer = loader_of(60), loader_of(50), Trainer()
+    """A loop that draws from a second loader at some steps, and reads a third at each."""
+    usual, other, third, trainer = loader_of(60), loader_of(n_others), loader_of(20), Trainer()
     made: list[int] = []
 
-    def forever() -> Iterator[torch.Tensor]:
+    def forever(loader: DataLoader[Any]) -> Iterator[torch.Tensor]:
         while True:
-            yield from (x for x, _y in other)
+            yield from (x for x, _y in loader)
 
     def loop() -> None:
-        others = forever()
-        for _ in range(4):
+        others, thirds = forever(other), forever(third)
+        for _ in range(n_epochs):
             batches = iter(usual)
             while True:
-                n = n_batches if len(made) >= first and len(made) % every == 0 else 0
+                n = n_batches if first <= len(made) < until and len(made) % every == 0 else 0
                 extra = [next(others) for _ in range(n)] if before else []
                 try:
                     x, _y = next(batches)
                 except StopIteration:
                     break
+                if reads_third:
+                    with torch.no_grad():
+                        trainer.model(next(thirds))
                 extra = extra or [next(others) for _ in range(n)]
                 trainer.step(torch.cat([x, *extra]))
                 made.append(n)
@@ -243,7 +254,10 @@ def joining(
     return loop
 
 
-@pytest.mark.parametrize("every", [1, 2, 3, 4, 7])
+ABLATION = (request(1, "plain", n_steps=24), request(2, "no_input", n_steps=12))
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 4, 7, 8])
 @pytest.mark.parametrize("before", [True, False])
 def test_a_loader_that_joins_some_steps_is_part_of_them(every: int, *, before: bool) -> None:
     loop = joining(every, before=before)
@@ -263,25 +277,101 @@ def test_a_loader_that_joins_some_steps_is_part_of_them(every: int, *, before: b
     assert run.ended.wall is not None and not run.ended.wall.outside
 
 
-def test_a_loader_that_joins_later_has_all_measured_anew() -> None:
-    loop = joining(4, first=50)
-    run = watch(loop, request(1, "plain", n_steps=150))
-    (began,) = [m for m in run.sent if isinstance(m, TrainingBegan)]
-    before, after = [m for m in run.sent if isinstance(m, Observed)]
-    assert [x.role for x in before.loaders] == ["train"]
-    assert [x.role for x in after.loaders] == ["train", "train"]
-    assert began.joined == after.loaders[1].id
-    main = after.main_loader
-    assert main is not None and main.n_samples == 120
-    assert run.ended.wall is not None and not run.ended.wall.outside
+@pytest.mark.parametrize("n_others", [2, 3])
+def test_a_joined_loader_may_be_short(n_others: int) -> None:
+    """Its iterators end, and are no probes for that."""
+    run = watch(joining(4, n_others=n_others), *ABLATION)
+    assert [window.status for window in run.windows] == ["ok", "ok"]
+    assert {x.role for x in run.session.registry.records() if x.n_samples != 40} == {"train"}
 
 
-def test_late_it_joins_what_was_measured() -> None:
-    loop = joining(4, first=50)
-    run = watch(loop, request(1, "plain", n_steps=150), follow_s=0.0)
+@pytest.mark.parametrize("every", [9, 13, 50])
+@pytest.mark.parametrize("before", [True, False])
+def test_a_loader_read_more_rarely_lies_outside_the_steps(every: int, *, before: bool) -> None:
+    run = watch(joining(every, before=before, n_others=200), *ABLATION)
+    assert [(w.status, w.n_steps) for w in run.windows] == [("ok", 24), ("ok", 12)]
+    roles = {x.n_samples: x.role for x in run.session.registry.records()}
+    assert roles == {120: "train", 400: "other"}
+    wall = run.ended.wall
+    assert wall is not None
+    assert sum(x.n for x in wall.outside) == pytest.approx(run.session.n_steps / every, abs=2)
+
+
+@pytest.mark.parametrize(("every", "joins"), [(1, True), (5, True), (8, True), (12, False)])
+def test_another_that_each_step_reads_without_gradients_is_none_of_them(
+    every: int, *, joins: bool
+) -> None:
+    """Steps count all the same, each of which holds something of it."""
+    run = watch(joining(every, reads_third=True, n_others=200), *ABLATION)
+    assert [(w.status, w.n_steps) for w in run.windows] == [("ok", 24), ("ok", 12)]
+    roles = {x.n_samples: x.role for x in run.session.registry.records()}
+    assert roles == {120: "train", 400: "train" if joins else "other", 40: "other"}
+    assert run.session.wall.in_steps
+
+
+@pytest.mark.parametrize("first", [50, 100])
+def test_a_loader_that_comes_later_changes_nothing_of_what_is_measured(first: int) -> None:
+    run = watch(joining(4, first=first), request(1, "plain", n_steps=150), request(2, "no_input"))
     assert not [m for m in run.sent if isinstance(m, TrainingBegan)]
-    assert [window.status for window in run.windows] == ["ok"]
-    assert {state.role for state in run.session.registry.states} == {"train"}
+    assert [window.status for window in run.windows] == ["ok", "ok"]
+    assert {x.n_samples: x.role for x in run.session.registry.records()} == {
+        120: "train",
+        100: "other",
+    }
+    assert run.ended.wall is not None
+    (told,) = run.ended.wall.outside
+    assert told.n > 10 and told.first_step > first
+
+
+def test_one_that_gives_no_more_batches_costs_no_ablation() -> None:
+    run = watch(joining(4, until=30, n_epochs=8), request(1, "plain", n_steps=24), *ABLATION)
+    assert [window.status for window in run.windows] == ["ok", "ok", "ok"]
+
+
+@pytest.mark.parametrize("every", [3, 50])
+def test_an_iterator_made_for_each_batch_is_a_probe(every: int) -> None:
+    """`next(iter(val))`, its model called with gradients on."""
+    usual, val, trainer = loader_of(60), loader_of(20), Trainer()
+
+    def loop() -> None:
+        n = 0
+        for _ in range(5):
+            for x, _y in usual:
+                trainer.step(x)
+                n += 1
+                if n % every == 0:
+                    trainer.model(next(iter(val))[0]).sum().item()
+
+    run = watch(loop, request(1, "plain", n_steps=60), request(2, "no_input", n_steps=12))
+    assert [(w.status, w.n_steps) for w in run.windows] == [("ok", 60), ("ok", 12)]
+    roles = {x.n_samples: x.role for x in run.session.registry.records()}
+    assert roles == {120: "train", 40: "other"}
+
+
+def test_a_joined_loader_keeps_what_the_settling_loop_did_besides() -> None:
+    """Epochs, validation and what was saved while it was not known that it joins."""
+    usual, other, val, trainer = loader_of(6), loader_of(200), loader_of(2), Trainer()
+
+    def loop() -> None:
+        others = iter(other)
+        n = 0
+        for _ in range(20):
+            for x, _y in usual:
+                extra = [next(others)[0]] if n % 4 == 0 else []
+                trainer.step(torch.cat([x, *extra]))
+                n += 1
+            with torch.no_grad():
+                for x, _y in val:
+                    trainer.model(x)
+            torch.save({}, "/dev/null")
+
+    run = watch(loop, LONG)
+    wall = run.ended.wall
+    roles = {x.n_samples: x.role for x in run.session.registry.records()}
+    assert roles == {12: "train", 400: "train", 4: "other"}
+    assert wall is not None
+    assert wall.n_epochs >= 19  # an end is counted as the next epoch begins
+    assert {(x.what, x.n) for x in wall.outside} == {("pass", 20), ("save", 20)}
 
 
 def test_several_batches_of_a_step_join_it() -> None:

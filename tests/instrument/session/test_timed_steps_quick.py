@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from time import perf_counter_ns
 from types import FrameType
 from typing import Any
 
@@ -80,6 +81,21 @@ def two_a_step() -> None:
             trainer.step(x + y)
 
 
+def begun_late() -> None:
+    """Another loader, in a few steps of many, once all is recorded; validation besides."""
+    trainer, loader, others, val = Trainer(), loader_of(4 * N), loader_of(N), loader_of(5)
+    batches, made = iter(others), 0
+    for _ in range(2):
+        for x, _ in loader:
+            drawn = made >= 600 and made % 20 == 0
+            trainer.step(torch.cat([x, next(batches)[0]]) if drawn else x)
+            made += 1
+            if made % 50 == 0:
+                with torch.no_grad():
+                    for y, _ in val:
+                        trainer.model(y)
+
+
 def itself_validated() -> None:
     trainer, loader = Trainer(), loader_of(N)
     for _ in range(3):
@@ -130,6 +146,7 @@ SHAPES: list[Callable[[], None]] = [
     left_early,
     validated,
     two_a_step,
+    begun_late,
     itself_validated,
     without_length,
     failing,
@@ -197,6 +214,27 @@ def test_quick_steps_are_told_as_others_are(
     assert quick[-1][1][0] > N // 2
     if loop is not two_a_step:  # there each step holds more than itself
         assert n_of_quick < 0.6 * n_whole
+
+
+def test_what_lies_outside_is_told_from_where_the_step_before_it_ended(tmp_path: Path) -> None:
+    """Not from the last step before a loader that began late."""
+    account: list[Any] = []
+    session_of = Session.__init__
+
+    def kept(self: Session, *args: Any, **options: Any) -> None:
+        session_of(self, *args, **options)
+        account.append(self)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Session, "__init__", kept)
+        began = perf_counter_ns()
+        told(begun_late, tmp_path)
+        whole_ns = perf_counter_ns() - began
+    (session,) = account
+    wall = session.wall.record(session.n_steps)
+    assert {x.role for x in session.registry.states} == {"train", "other"}
+    assert wall.n_crossings > 40
+    assert wall.crossings_ns < whole_ns / 2
 
 
 @pytest.mark.parametrize("tuned", [False, True], ids=["", "tuned"])

@@ -58,10 +58,17 @@ def together(*noises: float) -> float:
 
 
 def bound_share(report: dict[str, Any]) -> float | None:
-    """Of the step, of a cause that may well be the larger one, where the verdict names one."""
+    """Of the step, of a cause that may well be the larger one, where the verdict names one.
+
+    What lies outside the steps is told over the step without it, as the truth's input share is: a
+    truth that times steps alone does not deny it.
+    """
     bound = report["verdict"]["bound"]
+    if bound == "outside":
+        wall = report.get("wall")
+        return wall["outside_ms"] / wall["step_ms"] if wall and wall["step_ms"] else None
     share: float | None = (report["shares"] or {}).get(bound)
-    return share if bound in ("copy", "host", "outside") else None
+    return share if bound in ("copy", "host") else None
 
 
 def verdict_wrong(said: dict[str, Any], share: float, noise: float) -> list[str]:

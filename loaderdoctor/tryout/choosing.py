@@ -225,14 +225,10 @@ def _worth_a_trace(known: Known) -> list[Trial]:
     return found
 
 
-# The last rounds: what may be recommended, the fastest of the rounds, and the loop as it is.
-#
-# The best of many is partly luck, so the candidate's gain is measured again, next to the loop's own
-# settings. The candidate is the simplest of those that are equally fast, which noise can hide or
-# feign, so the fastest runs beside it. Two questions are open: whether it gains, and whether it is
-# slower than the fastest by more than simplicity is worth. If it is, the next simplest takes its
-# place; if it doesn't gain, the fastest (`ranking.rank` says which). Each is asked until the rounds
-# that time still allows could hardly change its answer, and what runs is what an open one needs.
+# The last rounds. Two questions are open: whether the candidate gains, and whether it is slower
+# than the fastest by more than simplicity is worth. If it is, the next simplest takes its place; if
+# it doesn't gain, the fastest. Each is asked until the rounds that time still allows could hardly
+# change its answer, and what runs is what an open one needs.
 
 MAX_PAIRS = 12  # of a search
 # Of a grid: as many as it takes, while there is time. Where windows vary by 20 %, a gain of
@@ -243,8 +239,8 @@ MOST_PAIRS = 100
 SECOND_CAP = 2.0
 # Of a preset not beyond this: it fits in ten minutes.
 PRESET_MOST_S = 540.0
-# How many windows there are counts, not how long they are: half of what they differ by does not
-# shrink with their length.
+# How many windows there are counts more than how long they are: a window's own pace, by which those
+# of real sweeps differ (`benchmarks/same_answer.py`), does not average out within it.
 PAIR_WINDOW_S = elimination.WINDOW_PART * WINDOW_S
 
 

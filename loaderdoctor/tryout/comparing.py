@@ -25,10 +25,10 @@ from loaderdoctor.units import NS_PER_MS
 EQUAL_SHARE = 0.01
 # Below this part of a step a gain is not worth the time to decide it.
 WORTH_DECIDING = 0.05
-# Whether more rounds could change an answer: the value moves by no more than this many of what the
-# margin shrinks by, but for one time in 200 (stochastic curtailment: K. K. G. Lan, R. Simon and
-# M. Halperin, "Stochastically curtailed tests in long-term clinical trials", 1982; by the
-# predictive distribution). So looking after each round costs next to no certainty.
+# Whether more rounds could change an answer: with the part p of the rounds done, the value moves by
+# no more than this times margin * sqrt(1 - p), but for one time in 200 to that side (2.6 standard
+# deviations of the predictive distribution; stochastic curtailment: K. K. G. Lan, R. Simon and M.
+# Halperin, "Stochastically curtailed tests in long-term clinical trials", 1982).
 SURE = 1.33
 # What a new process of one script differs by from another, as a standard deviation of the logarithm
 # of how many times as fast its changed form is, beyond the noise of windows: memory lies elsewhere,

@@ -48,8 +48,8 @@ def test_it_reaches_towards_the_truth_by_the_side_that_this_is_on() -> None:
 @pytest.mark.parametrize(("share", "wrong"), [(0.164, []), (0.4, ["bound: input, not outside"])])
 def test_what_lies_outside_may_be_the_larger_cause(share: float, wrong: list[str]) -> None:
     wall = {"total_ms": 110.1, "step_ms": 87.0, "outside_ms": 23.1}
-    report = {"verdict": {"bound": "outside", "severity": "high"}, "shares": {}, "wall": wall}
-    own = claimed.bound_share(report)
+    verdict = {"bound": "outside", "severity": "high"}
+    own = claimed.bound_share({"verdict": verdict, "shares": {}, "wall": wall})
     assert own == pytest.approx(23.1 / 87.0)
-    said = report["verdict"] | {"bound_share": own, "claim": None}
+    said = verdict | {"bound_share": own, "claim": None}
     assert claimed.verdict_wrong(said, share, 0.035) == wrong

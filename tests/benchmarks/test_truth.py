@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
-import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -85,18 +83,3 @@ def test_rounds_end_with_their_number_or_their_time_and_one_is_made(truth: Modul
 
     assert len(truth.rounds_of(one, most=3, seconds=60.0)) == 3
     assert len(truth.rounds_of(one, most=3, seconds=0.0)) == 1
-
-
-def test_every_loop_is_in_one_group_of_the_script_for_gpus() -> None:
-    script = PATH.with_name("on_gpu.sh").read_text()
-    groups = re.findall(r"^LOOPS_\w+=(.+)$", script, re.M)
-    # Read, not imported: its third-party packages needn't be there.
-    (loops,) = (
-        node.value
-        for node in ast.parse(PATH.with_name("loops.py").read_text()).body
-        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "LOOPS"
-    )
-    assert isinstance(loops, ast.Dict)
-    known = [ast.literal_eval(key) for key in loops.keys if key is not None]
-    assert len(known) > 30
-    assert sorted(name for group in groups for name in group.split(",")) == sorted(known)

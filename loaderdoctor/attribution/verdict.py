@@ -164,6 +164,8 @@ def _of_all_time(facts: Facts) -> tuple[Bound, VerdictSeverity]:
     what is otherwise healthy it leaves open whether loaders are waited for.
     """
     values, low, wall = of_wall(facts), _low_of_wall(facts), facts.wall
+    if own := _own_work(facts):
+        low = {**(low or {}), "own": own}
     if wall is None or facts.step is None or facts.step.clock == "device":
         # With an accelerator nothing tells what of waits elsewhere is hidden.
         return _judged(values, low)
@@ -182,7 +184,27 @@ def _judged(
     host_low = _bound(low, "host")
     if bound == "host" and host_low is not None:
         return _beside_others(values, low, host_low)
+    own = _bound(low, "own") or 0.0
+    if own >= MODERATE_SHARE and (bound == "compute" or own >= (values.get(bound) or 1.0)):
+        return "host", "moderate"
     return bound, severity
+
+
+def _own_work(facts: Facts) -> float:
+    """What the loop's own work takes for certain, of all the time; 0 where nothing shows it.
+
+    Stack samples of plain windows show it, which no profiler inflates. With an accelerator what
+    runs while that is busy costs nothing, and what does not only the trace knows.
+    """
+    step, trace = facts.step, facts.trace
+    lines = facts.loop_lines
+    if lines is None or not lines.places or step is None or step.clock == "device":
+        return 0.0
+    if trace is not None and trace.has_accelerator:
+        return 0.0
+    own = min(lines.own_low_share, facts.share("host") or 0.0)
+    wall = facts.wall
+    return own * wall.step_ms / wall.total_ms if wall is not None and wall.total_ms > 0 else own
 
 
 def _beside_others(
@@ -246,7 +268,8 @@ def verdict_from_shares(
     Too little recorded: unknown. Largest of input, copy, communication at least 20 %: that one,
     high. Host at least 20 %: host, high. Largest of the three at least 5 %: that one, moderate.
     Else compute: health, not a disease; unknown where more of the rest is `other`. Input goes
-    before host because profiling inflates host.
+    before host because profiling inflates host: of a run whose stack samples show as much of the
+    loop's own work for certain, host is moderate from 5 % and before what is smaller (`_judged`).
 
     `low` holds lower confidence bounds of shares by name, where there are any: the severity follows
     them (`shown_severity`); where they bear none the bound stands, `uncertain`.

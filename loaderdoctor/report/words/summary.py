@@ -144,7 +144,7 @@ def _sentence(
     if bound == "outside" and facts.wall is not None:
         return f"{outside_sentence(facts.wall, findings)} {open_sentence(facts) or ''}".rstrip()
     if severity == "none" or bound == "compute":
-        said = _healthy(severity, facts, step_ms, recommendations, _threads(findings), unsettled)
+        said = _healthy(severity, facts, step_ms, findings, recommendations, unsettled)
         edge = next((f for f in findings if f.kind is Kind.WORKERS_JUST_KEEP_UP), None)
         return f"{said} At the edge: {edge.summary}" if edge is not None else said
     waits = waits_sentence(severity, facts, findings) if bound == "input" else None
@@ -352,10 +352,11 @@ def _healthy(
     severity: VerdictSeverity,
     facts: Facts,
     step_ms: float,
+    findings: Sequence[Finding],
     recommendations: Sequence[Recommendation],
-    threads: str,
     unsettled: str | None,
 ) -> str:
+    threads = _threads(findings)
     change = next(iter(changes_of(recommendations)), None)
     best_ms = change.measured_ms if change is not None else None
     known = (facts.share("compute") or 0.0) > 0.0  # none at all was not seen, as too few steps
@@ -374,16 +375,15 @@ def _healthy(
         )
     if threads:
         return f"{of_loader(facts)}{busy} {threads}".rstrip()
-    if change is not None and change.first.untested is not None:  # of a trace: a small gain
+    matters = any(finding.severity in ("high", "moderate") for finding in findings)
+    if change is not None and (matters or change.first.untested is not None):
         return f"{of_loader(facts)}{busy} {_first_change(step_ms, change)}"
     if (still_open := open_sentence(facts)) is not None:
         said = f"Nothing is shown to be worth changing. {busy} {still_open} {unsettled or ''}"
         return said.rstrip()
     if facts.share("input") is None:
         return f"{busy} {_INPUT_UNKNOWN}"
-    if severity == "uncertain":
-        return busy
-    return f"Nothing worth changing. {busy}"
+    return busy if severity == "uncertain" else f"Nothing worth changing. {busy}"
 
 
 def _only_read(facts: Facts, step_ms: float, recommendations: Sequence[Recommendation]) -> str:

@@ -14,7 +14,7 @@ from loaderdoctor.facts.host import CodeLine, LoopLineFacts, LoopPlace
 from loaderdoctor.facts.trace import HostHotspot
 from loaderdoctor.findings import Severity
 from loaderdoctor.findings.rules.host import work_between_steps
-from tests.findings.builders import healthy, machine, shares, trace
+from tests.findings.builders import healthy, machine, shares, step, trace
 from tests.findings.case import Case, fires, stays_silent
 from tests.trace_facts import changed
 
@@ -154,6 +154,28 @@ def test_samples_make_a_host_verdict_certain_where_the_pace_changed(
 ) -> None:
     unsteady = replace(SAMPLED, profiler_overhead=0.5, loop_lines=lines(place(), own=own))
     assert judge_run(unsteady) == ("host", severity)
+
+
+def test_own_work_that_samples_show_for_certain_goes_before_smaller_parts() -> None:
+    """10 % of it beside 6 % of waiting was "input moderate"; beside none "nothing worth changing"."""
+
+    def judged(*, own: float, input_: float, **changes: Any) -> tuple[str, str]:
+        split = shares(input_=input_, copy=0.0, host=0.14)
+        on_cpu = trace(shares=split, has_accelerator=False)
+        seen = lines(place(), own=own)
+        given = {"shares": split, "trace": on_cpu, "loop_lines": seen, "step": step(clock="host")}
+        return judge_run(healthy(**(given | changes)))
+
+    assert judged(own=0.12, input_=0.06) == ("host", "moderate")
+    assert judged(own=0.12, input_=0.01) == ("host", "moderate")
+    assert judged(own=0.12, input_=0.08) == ("input", "moderate")  # 7 % of it are certain
+    assert judged(own=0.12, input_=0.3) == ("input", "high")
+    assert judged(own=0.09, input_=0.01) == ("compute", "none")
+    rare = lines(own=0.12)  # no place to name
+    assert judged(own=0.12, input_=0.01, loop_lines=rare) == ("compute", "none")
+    # With an accelerator such work may be hidden, and the trace's share is the profiler's too.
+    hidden = trace(shares=shares(host=0.14))
+    assert judged(own=0.12, input_=0.01, trace=hidden) == ("compute", "none")
 
 
 def test_the_advice_fits_what_is_called_and_where() -> None:

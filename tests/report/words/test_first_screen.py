@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -434,6 +435,23 @@ def test_what_the_loops_threads_cost_leads_an_uncertain_and_a_healthy_verdict() 
     larger = replace(threads, kind=Kind.SAMPLER_BOUND, share=0.9, evidence={})
     said = verdict_sentence("input", "uncertain", facts=facts, findings=(larger, threads))
     assert "own 2 threads" not in said
+
+
+def test_beside_a_finding_that_matters_a_healthy_verdict_names_the_change() -> None:
+    facts = with_exposed()
+    hint = Finding(kind=Kind.TF32_OFF, severity=Severity.MODERATE, summary="tf32 is off", share=0.1)
+    change = recommendation(
+        "Allow TF32", None, None,
+        measured_step_ms=None, measured_ci_ms=None, predicted_step_ms=8.0,
+    )  # fmt: skip
+    given: dict[str, Any] = {"facts": facts, "recommendations": (change,)}
+    assert "To change: allow TF32" in verdict_sentence("compute", "none", findings=(hint,), **given)
+    small = replace(hint, severity=Severity.LOW)
+    for said in (
+        verdict_sentence("compute", "none", findings=(small,), **given),
+        verdict_sentence("compute", "none", findings=(hint,), facts=facts, recommendations=()),
+    ):
+        assert said.startswith("Nothing worth changing.")
 
 
 def test_the_rounds_of_an_ablation_are_steps_enough_for_a_verdict() -> None:

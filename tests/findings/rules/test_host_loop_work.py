@@ -157,7 +157,7 @@ def test_samples_make_a_host_verdict_certain_where_the_pace_changed(
 
 
 def test_own_work_that_samples_show_for_certain_goes_before_smaller_parts() -> None:
-    """10 % of it beside 6 % of waiting was "input moderate"; beside none "nothing worth changing"."""
+    """10 % of it beside 6 % of waiting was "input moderate", and alone nothing worth changing."""
 
     def judged(*, own: float, input_: float, **changes: Any) -> tuple[str, str]:
         split = shares(input_=input_, copy=0.0, host=0.14)

@@ -38,8 +38,7 @@ from loaderdoctor.instrument.recording import Recorder
 from loaderdoctor.instrument.recording.loop_tuner import LoopTuner
 from loaderdoctor.instrument.session import Session
 from loaderdoctor.instrument.session.hooks import Hooks
-from loaderdoctor.instrument.wire.channel import ToChild
-from loaderdoctor.instrument.wire.protocol import Beat, FromRun, Observed
+from loaderdoctor.instrument.wire.protocol import Beat, FromRun, Observed, ToRun
 from loaderdoctor.settings import Settings
 
 BLOCK = 50
@@ -61,7 +60,7 @@ class Nobody:
         self.n_beats += isinstance(message, Beat)
         self.warm = self.warm or isinstance(message, Observed)
 
-    def receive(self, timeout_s: float) -> ToChild | None:
+    def receive(self, timeout_s: float) -> ToRun | None:
         return None
 
     def forget_in_fork(self) -> None:

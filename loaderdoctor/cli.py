@@ -287,8 +287,7 @@ def compare(before: Path, after: Path, fail_on_regression: bool) -> int:
     "--json",
     "json_target",
     metavar="FILE",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Write the proof for programs.",
+    help="Write the proof for programs; '-' for stdout.",
 )
 @click.argument("target", metavar="RUN|SCRIPT", type=click.Path(path_type=Path))
 @click.argument("words", metavar="[N|ARGS]…", nargs=-1, type=click.UNPROCESSED)

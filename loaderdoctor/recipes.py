@@ -51,7 +51,7 @@ class Recipe:
     @property
     def missing(self) -> tuple[str, ...]:
         """Required modules that are not installed; none is imported to find out."""
-        return tuple(name for name in self.requires if importlib.util.find_spec(name) is None)
+        return tuple(name for name in self.requires if not _installed(name))
 
     def check(self) -> Recipe:
         """Itself, if it can run here. Raises UsageError that names what to install."""
@@ -59,6 +59,13 @@ class Recipe:
             how = f"pip install 'loaderdoctor[{self.extra}]'" if self.extra else "install them"
             raise UsageError(f"recipe {self.name} needs {', '.join(self.missing)}: {how}.")
         return self
+
+
+def _installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # nor is the package that it would be in
+        return False
 
 
 def home() -> Path:

@@ -25,6 +25,9 @@ _NO_SECRET_KEYS = frozenset(
 _NAMED = re.compile(r"^(?P<name>-{0,2}[A-Za-z_+~][\w.+~-]*)=(?P<value>.+)$", re.DOTALL)
 _FLAG = re.compile(r"^--?[A-Za-z][\w.-]*$")
 _IN_URL = re.compile(r"(?P<before>[a-z][a-z0-9+.-]*://[^/\s:@]*:)[^/\s@]+(?=@)", re.IGNORECASE)
+# A value that a URL asks with, up to the next; a signed URL lets whoever has it in.
+_ASKED = re.compile(r"(?<=[?&])(?P<name>[\w.-]+)=[^&#\s]+")
+_SIGNED = frozenset(("sig", "signature"))
 # What well-known services give out, by its beginning.
 _ISSUED = re.compile(
     r"\b(?:sk-[\w-]{16,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|hf_\w{20,}|glpat-[\w-]{16,}"
@@ -43,9 +46,17 @@ def masked(args: Sequence[str]) -> tuple[str, ...]:
         elif (named := _NAMED.match(arg)) and is_secret_name(named["name"]):
             shown.append(f"{named['name']}={MASK}")
         else:
-            shown.append(_ISSUED.sub(MASK, _IN_URL.sub(rf"\g<before>{MASK}", arg)))
+            in_url = _ASKED.sub(_asked, _IN_URL.sub(rf"\g<before>{MASK}", arg))
+            shown.append(_ISSUED.sub(MASK, in_url))
         next_is_secret = is_flag and is_secret_name(arg)
     return tuple(shown)
+
+
+def _asked(found: re.Match[str]) -> str:
+    """A value of a URL as it may be shown."""
+    name = found["name"]
+    signs = name.lower().rpartition("-")[2] in _SIGNED
+    return f"{name}={MASK}" if signs or is_secret_name(name) else found[0]
 
 
 def is_secret_name(name: str) -> bool:

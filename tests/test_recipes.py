@@ -95,8 +95,8 @@ def test_a_folder_without_a_description_says_so(tmp_path: Path) -> None:
 
 
 def test_missing_modules_are_named_with_what_installs_them(tmp_path: Path) -> None:
-    folder = write_recipe(tmp_path / "mine", requires=["no_such_module"], extra="recipes")
-    with pytest.raises(UsageError, match=r"no_such_module: pip install 'loaderdoctor\[recipes\]'"):
+    folder = write_recipe(tmp_path / "mine", requires=["json", "no_such.module"], extra="recipes")
+    with pytest.raises(UsageError, match=r"no_such.module: pip install 'loaderdoctor\[recipes\]'"):
         read(folder).check()
 
 

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from loaderdoctor.commands.output import check_target, console_stream, write_file, write_json
 from loaderdoctor.errors import EXIT_THRESHOLD, UsageError
 from loaderdoctor.instrument.system.machine import gpus, usable_cpus
 from loaderdoctor.proving import Promise, Proof
@@ -152,7 +153,7 @@ class ProveOptions:
     share: tuple[Path, ...] = ()
     how: Turns = field(default_factory=Turns)
     markdown: Path | None = None
-    json_target: Path | None = None
+    json_target: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +181,8 @@ def prove(options: ProveOptions) -> int:
     Raises UsageError for scripts that are not there or not in one folder and for changes that can't
     be written or lie in a shared folder, RunError for runs that fail.
     """
+    check_target("--markdown", options.markdown)
+    check_target("--json", options.json_target)
     task = _of_scripts(options) if options.changed is not None else _of_run(options)
     root = root_of(task.script, task.cwd)
     # A folder to share lies within the copied one, or in a working folder apart from it.
@@ -300,7 +303,7 @@ def _side(tree: Tree, task: _Task, shared: Sequence[Path]) -> Side:
 
 def _show(proof: Proof, task: _Task, options: ProveOptions) -> None:
     """Print it, and write it where it was asked for, and into the run that advised it."""
-    console = Console(markup=False, highlight=False)
+    console = Console(file=console_stream(options.json_target), markup=False, highlight=False)
     console.print(Text(task.title))
     console.print(Text(headline(proof, promise=task.promise), style="bold"))
     table = Table(box=None, show_header=False, pad_edge=False)
@@ -317,9 +320,8 @@ def _show(proof: Proof, task: _Task, options: ProveOptions) -> None:
             promise=task.promise,
             expected=task.expected,
         )
-        options.markdown.write_text(page, encoding="utf-8")
+        write_file(options.markdown, page.encode())
     found = record(proof, changes=task.title, promise=task.promise, expected=task.expected)
-    if options.json_target is not None:
-        options.json_target.write_bytes(msgspec.json.encode(found))
+    write_json(options.json_target, msgspec.json.encode(found))
     if options.changed is None and options.target.is_dir():
         keep(options.target, found)

@@ -26,7 +26,7 @@ from loaderdoctor.commands.job_traces import (
 )
 from loaderdoctor.commands.output import (
     ShareRule,
-    check_json_target,
+    check_target,
     deliver,
     exit_code,
     progress,
@@ -90,7 +90,7 @@ def analyze(options: AnalyzeOptions) -> int:
     reported one by one. Raises UsageError for unreadable input.
     """
     rules = share_rules(options.fail_on)
-    check_json_target(options.json_target)
+    check_target("--json", options.json_target)
     for path in options.traces:
         check_trace(path)
     is_folder = any(path.is_dir() for path in options.traces)

@@ -31,7 +31,7 @@ from loaderdoctor.commands.output import (
     STDOUT,
     ShareRule,
     Stages,
-    check_json_target,
+    check_target,
     deliver,
     exit_code,
     share_rules,
@@ -92,7 +92,7 @@ class DiagnoseOptions:
 def diagnose(options: DiagnoseOptions) -> int:
     """Run, measure, report. Returns the exit code; raises LoaderdoctorError."""
     rules = share_rules(options.fail_on)
-    check_json_target(options.json_target)
+    check_target("--json", options.json_target)
     target = target_of(options.script, options.args, as_module=options.as_module)
     target.check()
     if several_machines(options.torchrun):

@@ -102,36 +102,29 @@ def launch_everywhere(torchrun: Sequence[str], diagnose: Sequence[str]) -> int:
     """
     launcher = [sys.executable, "-m", "torch.distributed.run", *torchrun]
     process = subprocess.Popen([*launcher, "-m", "loaderdoctor", "diagnose", *diagnose])
-    signals = Signals()
-    signals.catch()
-    try:
-        return process.wait()
-    finally:
-        if process.poll() is None:
-            process.terminate()  # it ends its ranks, whose commands end theirs
-            process.wait()
-        signals.release()
+    with Signals():
+        try:
+            return process.wait()
+        finally:
+            if process.poll() is None:
+                process.terminate()  # it ends its ranks, whose commands end theirs
+                process.wait()
 
 
 def follow(options: LaunchOptions) -> int:
     """Start this rank for rank 0's command, wait for its end; returns the script's exit code."""
-    signals = Signals()
-    signals.catch()
-    process = None
-    try:
-        with tempfile.TemporaryDirectory(prefix="loaderdoctor-") as own:
-            launch_config = rank_connection.fetch()
-            if not rank_connection.same_machine():
-                # A rank of the first machine may use the shared folder as well as its own.
-                launch_config = msgspec.structs.replace(launch_config, run_dir=own)
-            with options.open_stdout() as stdout:
-                process = start_measuring(launch_config, stdout)
+    with Signals(), tempfile.TemporaryDirectory(prefix="loaderdoctor-") as own:
+        launch_config = rank_connection.fetch()
+        if not rank_connection.same_machine():
+            # A rank of the first machine may use the shared folder as well as its own.
+            launch_config = msgspec.structs.replace(launch_config, run_dir=own)
+        with options.open_stdout() as stdout:
+            process = start_measuring(launch_config, stdout)
+        try:
             process.wait(None)
             return process.exit_code or 0
-    finally:
-        if process is not None:
+        finally:
             process.end(polite_s=POLITE_S if process.exit_code is None else 0.0)
-        signals.release()
 
 
 def _start_first_rank(launch_config: LaunchConfig, stdout: int | None) -> MeasuringProcess:

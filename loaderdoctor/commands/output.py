@@ -22,17 +22,17 @@ from rich.table import Table
 from rich.text import Text
 
 from loaderdoctor import format as fmt
-from loaderdoctor.errors import EXIT_THRESHOLD, UsageError
+from loaderdoctor.errors import EXIT_THRESHOLD, RunError, UsageError
 from loaderdoctor.report import encode_report, write_bytes
 from loaderdoctor.report.console import render_report
 from loaderdoctor.report.model import Report
 
 STDOUT = "-"
+# What lies there is no file of ours to put another in the place of: /dev/stdout, /dev/fd/3.
+_DEVICES = (Path("/dev"), Path("/dev/fd").resolve())
 _RULE = re.compile(
-    r"^\s*(input|copy|communication|compute|host|outside)\s*(>=|>|<=|<)\s*([0-9.]+)\s*%\s*$"
+    r"^\s*(input|copy|communication|compute|host|outside)\s*(>=|>|<=|<)\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*%\s*$"
 )
-
-
 _COMPARES = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
 
 
@@ -88,13 +88,38 @@ def console_stream(json_target: str | None) -> TextIO:
     return sys.stderr if json_target == STDOUT else sys.stdout
 
 
-def check_json_target(json_target: str | None) -> None:
+def check_target(option: str, target: str | Path | None) -> None:
     """Fail before the long part where FILE can't be written. Raises UsageError."""
-    if json_target in (None, STDOUT):
+    if target is None or str(target) == STDOUT:
         return
-    target = Path(str(json_target))
-    if target.is_dir() or not target.absolute().parent.is_dir():
-        raise UsageError(f"--json {target}: not a file in an existing folder.")
+    path = Path(target)
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise UsageError(f"{option} {path}: not a file in an existing folder.")
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """A whole file, or on to a device or a pipe. Raises RunError where it can't be written.
+
+    A link to its folder is the user's own; one in the file's place is replaced.
+    """
+    folder = path.parent.resolve()
+    if path.is_file() is path.exists() and folder not in _DEVICES:
+        write_bytes(folder / path.name, data)
+        return
+    try:
+        with path.open("ab") as out:
+            out.write(data)
+    except OSError as error:
+        raise RunError(f"{path}: can't be written ({error.strerror or error}).") from error
+
+
+def write_json(json_target: str | Path | None, data: bytes) -> None:
+    """Where `--json` says. Raises RunError where FILE can't be written."""
+    if str(json_target) == STDOUT:
+        sys.stdout.buffer.write(data)
+        sys.stdout.flush()
+    elif json_target is not None:
+        write_file(Path(json_target), data)
 
 
 def deliver(
@@ -107,13 +132,7 @@ def deliver(
     Console(file=console_stream(json_target), markup=False).print(
         render_report(report, folder=folder, brief=not verbose)
     )
-    if json_target == STDOUT:
-        sys.stdout.buffer.write(encode_report(report))
-        sys.stdout.flush()
-    elif json_target is not None:
-        # A link to the folder is the user's own; one in the file's place is replaced.
-        target = Path(json_target)
-        write_bytes(target.parent.resolve() / target.name, encode_report(report))
+    write_json(json_target, encode_report(report))
 
 
 def share_of(report: Report, name: str) -> float | None:

@@ -18,7 +18,7 @@ import click
 import msgspec
 
 from loaderdoctor.advice.writing import written
-from loaderdoctor.commands.output import STDOUT, check_json_target, deliver, exit_code, share_rules
+from loaderdoctor.commands.output import STDOUT, check_target, deliver, exit_code, share_rules
 from loaderdoctor.commands.run import ListenOptions, unjudged
 from loaderdoctor.commands.run.run_files import RECORDED, Loop, Recorded, read_recorded
 from loaderdoctor.diagnosis import Diagnosis
@@ -51,7 +51,7 @@ def report(
 ) -> int:
     """Show a run folder's report. Raises UsageError where it holds no run of ours."""
     rules = share_rules(fail_on)
-    check_json_target(json_target)
+    check_target("--json", json_target)
     found = _report_in(run)
     deliver(found, json_target=json_target, folder=run, verbose=verbose)
     for proven in kept_proofs(run) if json_target != STDOUT else ():

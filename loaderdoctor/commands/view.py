@@ -24,10 +24,10 @@ from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from types import FrameType
 
 from loaderdoctor.errors import EXIT_THRESHOLD, EXIT_USAGE, RunError, UsageError
 from loaderdoctor.format import plain
+from loaderdoctor.instrument.system.processes import Signals
 
 HOST = "127.0.0.1"
 _ADDRESS = re.compile(r"at (http://\S+)")
@@ -196,39 +196,30 @@ class _Server:
         return f"the viewer {what}: {said or 'it said nothing'}. Try another --port."
 
 
-class _StopError(Exception):
-    """SIGTERM: stop like Ctrl-C."""
-
-
 @contextmanager
 def _served(command: Sequence[str]) -> Iterator[_Server]:
     """A server in its own process group, ended with all its children when the block ends.
 
-    Ctrl-C and SIGTERM end the block without an error: that is how one stops viewing. PYTHONPATH
-    stays as it is, so that plugins are found as the user has them.
+    Ctrl-C, SIGTERM and a terminal that is closed end the block without an error: that is how one
+    stops viewing. PYTHONPATH stays as it is, so that plugins are found as the user has them.
     """
-
-    def stop(signum: int, frame: FrameType | None) -> None:
-        raise _StopError
-
-    before = signal.signal(signal.SIGTERM, stop)
-    process = subprocess.Popen(
-        list(command),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-        # Modules that lie in the current folder are not what was asked for (Python 3.11 on).
-        env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"},
-    )
-    try:
-        with suppress(KeyboardInterrupt, _StopError):
-            yield _Server(process)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-        _end(process)
+    with Signals():
+        process = subprocess.Popen(
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+            # Modules that lie in the current folder are not what was asked for (Python 3.11 on).
+            env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"},
+        )
+        try:
+            with suppress(KeyboardInterrupt):
+                yield _Server(process)
+        finally:
+            _end(process)
 
 
 def _end(process: subprocess.Popen[str]) -> None:

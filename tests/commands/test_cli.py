@@ -14,6 +14,8 @@ import pytest
 
 from loaderdoctor.cli import cli
 from loaderdoctor.commands.options import TORCHRUN
+from loaderdoctor.commands.output import share_rules
+from loaderdoctor.errors import UsageError
 
 TRACES = Path(__file__).parents[2] / "traces"
 
@@ -158,10 +160,14 @@ def test_fail_on_exits_3_where_the_rule_holds(rule: str, code: int) -> None:
     assert run("analyze", "--fail-on", rule, str(path)).returncode == code
 
 
-def test_a_rule_that_can_not_be_read_exits_2_before_anything_runs() -> None:
-    done = run("analyze", "--fail-on", "loader is slow", "anything.json")
-    assert done.returncode == 2
-    assert "input>20%" in done.stderr
+@pytest.mark.parametrize("rule", ["loader is slow", "input>1.2.3%", "input>.%", "input>101%"])
+def test_a_rule_that_can_not_be_read_is_refused(rule: str) -> None:
+    with pytest.raises(UsageError, match="'input>20%'"):
+        share_rules([rule])
+
+
+def test_a_refused_rule_exits_2_before_anything_runs() -> None:
+    assert run("analyze", "--fail-on", "loader is slow", "anything.json").returncode == 2
 
 
 def test_analyze_output_holds_the_whole_folder(tmp_path: Path) -> None:

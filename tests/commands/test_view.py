@@ -217,6 +217,26 @@ def test_sigterm_stops_the_server_and_all_it_started(
         ask(address, "pytorch_profiler/runs")
 
 
+SERVING = """
+import sys
+from loaderdoctor.commands.view import _served
+code = "import time; print('at http://here', flush=True); time.sleep(100)"
+with _served([sys.executable, "-c", code]) as server:
+    print(server._process.pid, flush=True)
+    server.wait()
+"""
+
+
+def test_a_closed_terminal_stops_the_server_too() -> None:
+    process = subprocess.Popen([sys.executable, "-c", SERVING], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    server = psutil.Process(int(process.stdout.readline()))
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(timeout=30) == 0
+    _, alive = psutil.wait_procs([server], timeout=10)
+    assert not alive
+
+
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "missing"):
         with pytest.raises(UsageError, match="run folder"):

@@ -44,6 +44,17 @@ def test_on_a_full_disk_the_report_comes_on_the_terminal(size: str, mountable: P
     assert kept == []
 
 
+def test_workers_of_a_run_outlive_a_full_disk_for_temporary_files(mountable: Path) -> None:
+    (mountable / "small").mkdir()
+    ends = 'def fault(where, n):\n    if where == "step" and n == 60: sys.exit(7)'
+    path = script(mountable, ends, workers=2)
+    with mounted(mountable, [("size=4k", str(mountable / "small"))]) as place:
+        place.more["TMPDIR"] = str(mountable / "small")
+        done = place.run("run", "--output", "out", path)
+    assert done.code == 7, done.stderr
+    assert "step 60" in done.stdout
+
+
 @slow
 def test_a_sweep_measures_on_when_the_disk_is_full(mountable: Path) -> None:
     (mountable / "small").mkdir()

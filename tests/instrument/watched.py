@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from loaderdoctor.instrument.session import Session
 from loaderdoctor.instrument.session.hooks import Hooks
-from loaderdoctor.instrument.wire.channel import Channel, ToChild
+from loaderdoctor.instrument.wire.channel import Channel
 from loaderdoctor.instrument.wire.protocol import (
     Ended,
     FromRun,
@@ -26,6 +26,7 @@ from loaderdoctor.instrument.wire.protocol import (
     Note,
     Observed,
     Stop,
+    ToRun,
     WindowDone,
     WindowRequest,
 )
@@ -36,13 +37,13 @@ class QueuedChannel(Channel):
     """Messages to the run lie in `requests`; after them it is let run to its end."""
 
     connection: None = None  # type: ignore[assignment]
-    requests: list[ToChild] = field(default_factory=list)
+    requests: list[ToRun] = field(default_factory=list)
     sent: list[FromRun] = field(default_factory=list)
 
     def send(self, message: FromRun) -> None:
         self.sent.append(message)
 
-    def receive(self, timeout_s: float) -> ToChild | None:
+    def receive(self, timeout_s: float) -> ToRun | None:
         if timeout_s == 0.0:
             return None
         return self.requests.pop(0) if self.requests else Stop(to_end=True)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from loaderdoctor.attribution import attribute, facts_of
@@ -130,6 +135,16 @@ def test_the_file_of_json_replaces_a_link_in_a_folder_that_may_be_one(tmp_path: 
     assert not (tmp_path / "real" / "report.json").is_symlink()
 
 
+def test_the_file_of_json_may_be_a_pipe_which_stays_one(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    deliver(samples.healthy(), json_target=str(pipe), folder=None)
+    assert msgspec.json.decode(os.read(reading, 1 << 16))["schema"] == "loaderdoctor.report/1"
+    os.close(reading)
+    assert pipe.is_fifo()
+
+
 def test_a_hard_link_keeps_the_other_name_as_it_is(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious")
@@ -163,6 +178,39 @@ def test_sockets_and_records_are_the_users_alone(tmp_path: Path) -> None:
         writer.close()
     finally:
         os.umask(before)
+
+
+def test_callers_that_do_not_know_the_key_keep_nobody_waiting() -> None:
+    listener = ConnectionListener("127.0.0.1")
+    assert isinstance(listener.address, tuple)
+    silent, other = (socket.create_connection(listener.address) for _ in range(2))
+    other.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    with suppress(ConnectionResetError):
+        while other.recv(1 << 10):
+            pass  # until it is hung up on
+    with pytest.raises(AuthenticationError):
+        Client(listener.address, authkey=b"another")
+    with Client(listener.address, authkey=listener.authkey):
+        assert listener.wait(10.0) is not None
+        listener.close()
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(listener.address)
+    silent.close()
+    other.close()
+
+
+def test_a_long_name_of_the_folder_for_temporary_files_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / ("x" * 100)
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    listener = ConnectionListener()
+    with Client(listener.address, authkey=listener.authkey):
+        assert listener.wait(10.0) is not None
+        listener.close()
+    assert not Path(str(listener.address)).parent.exists()
+    assert list(folder.iterdir()) == []
 
 
 def test_a_record_file_is_never_an_existing_one(

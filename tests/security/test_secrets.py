@@ -38,6 +38,9 @@ GITHUB = "ghp_" + "a1B2" * 9
             ["--tokenizer", "bert", "--max-tokens", "9"],
         ),
         (["--sort-key", "date", "--key", "k"], ["--sort-key", "date", "--key", "k"]),
+        (["https://h/c?sp=r&sig=X1%3D&se=9"], ["https://h/c?sp=r&sig=***&se=9"]),
+        (["--data=s3://b/k?X-Amz-Signature=X1#a"], ["--data=s3://b/k?X-Amz-Signature=***#a"]),
+        (["https://h/d.csv?key=k&accessToken=X1"], ["https://h/d.csv?key=k&accessToken=***"]),
         (["https://example.org/a:b@c"], ["https://example.org/a:b@c"]),
     ],
 )

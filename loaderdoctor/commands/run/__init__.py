@@ -18,12 +18,13 @@ from typing import Literal, NoReturn
 
 import msgspec
 
-from loaderdoctor.errors import EXIT_RUN_FAILED, RunError, UsageError
+from loaderdoctor.errors import EXIT_RUN_FAILED, LoaderdoctorError, RunError, UsageError
 from loaderdoctor.instrument.command import ConnectionListener, bootstrap
 from loaderdoctor.instrument.command.launch_config import PROFILER_DEFAULTS, Target
 from loaderdoctor.instrument.wire.channel import (
     CHANNEL_VARIABLE,
     LaunchConfig,
+    decode_launch_config,
     encode_launch_config,
 )
 
@@ -86,7 +87,7 @@ def listen_apart(
         text = told.read()
     if not text:
         raise RunError("The process that listens to the run could not be started.")
-    return msgspec.json.decode(text, type=LaunchConfig)
+    return decode_launch_config(text)
 
 
 def become(launch_config: LaunchConfig, launcher: Sequence[str] = ()) -> NoReturn:
@@ -120,10 +121,12 @@ def _listening_process(
         os.dup2(nothing, 0)
         os.close(nothing)
         listener = ConnectionListener(host)
-        os.write(sending, msgspec.json.encode(configure(listener)))
+        os.write(sending, encode_launch_config(configure(listener)).encode())
         os.close(sending)
         listen(listener, pid)
         code = 0
+    except LoaderdoctorError as error:
+        sys.stderr.write(f"loaderdoctor: {error}\n")
     finally:
         os._exit(code)
 

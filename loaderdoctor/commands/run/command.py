@@ -8,6 +8,7 @@ whole run, and a run folder that can be read at any moment before.
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 import time
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from loaderdoctor.commands.launch import option_words, several_machines, target_of
-from loaderdoctor.commands.output import STDOUT, check_json_target, share_rules
+from loaderdoctor.commands.output import STDOUT, check_target, share_rules
 from loaderdoctor.commands.run import (
     ListenOptions,
     become,
@@ -29,7 +30,7 @@ from loaderdoctor.commands.run import (
 )
 from loaderdoctor.commands.run.listen import listen
 from loaderdoctor.commands.run.run_files import RECORDED
-from loaderdoctor.errors import UsageError
+from loaderdoctor.errors import RunError, UsageError
 from loaderdoctor.instrument.command.rank_connection import (
     check_launcher,
     fetch,
@@ -65,11 +66,13 @@ def run(options: RunOptions) -> int:
     if several_machines(options.torchrun):
         become_torchrun(options.torchrun, _words(options))
     share_rules(options.fail_on)
-    check_json_target(options.json_target)
+    check_target("--json", options.json_target)
     target = target_of(options.script, options.args, as_module=options.as_module)
     target.check("run")
-    if options.metrics_file is not None and not options.metrics_file.absolute().parent.is_dir():
-        raise UsageError(f"--metrics-file {options.metrics_file}: not a file in a folder there is.")
+    metrics_file = options.metrics_file
+    check_target("--metrics-file", metrics_file)
+    if metrics_file is not None and metrics_file.exists() and not metrics_file.is_file():
+        raise UsageError(f"--metrics-file {metrics_file}: not a file that can be replaced.")
     here = None if options.torchrun else place()
     if here is not None:
         check_launcher()
@@ -104,7 +107,12 @@ def run(options: RunOptions) -> int:
         metrics_file=options.metrics_file.absolute() if options.metrics_file else None,
         began_s=time.time(),
     )
-    launch_config = listen_apart(partial(listen, listening), configure, host)
+    try:
+        launch_config = listen_apart(partial(listen, listening), configure, host)
+    except RunError:
+        folder.discard_if_empty()
+        shutil.rmtree(sums, ignore_errors=True)
+        raise
     if here is not None:
         # Only the first rank waits for the report.
         publish(msgspec.structs.replace(launch_config, waits=False))

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from loaderdoctor.attribution.cpu import machine_notes
 from loaderdoctor.attribution.verdict import judge_run
-from loaderdoctor.commands.output import STDOUT, check_json_target, console_stream, deliver
+from loaderdoctor.commands.output import STDOUT, check_target, console_stream, deliver
 from loaderdoctor.commands.sweep.measure import SCRIPT_OUTPUT, Asked, Before, measure
 from loaderdoctor.commands.sweep.plan import SweepOptions, Target, preset_of, resolve
 from loaderdoctor.errors import RunError
@@ -96,7 +96,7 @@ def sweep(options: SweepOptions) -> int:
         before = timings_file.read(options.resume)
         options = options.resumed(before[0].options, on_cluster=before[0].on_cluster)
     target = resolve(options)
-    check_json_target(options.json_target)
+    check_target("--json", options.json_target)
     began = time.time()
     if options.resume is not None:
         folder = RunFolder(options.resume.resolve())

@@ -14,15 +14,22 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import (
+    Client,
+    Connection,
+    Listener,
+    answer_challenge,
+    deliver_challenge,
+)
 from pathlib import Path
 
 import msgspec
 import psutil
 
 import loaderdoctor
+from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.system.processes import kill
-from loaderdoctor.instrument.wire.channel import Address
+from loaderdoctor.instrument.wire.channel import Address, encoded
 from loaderdoctor.instrument.wire.protocol import FromRun, ToRun
 
 POLITE_S = 8.0  # after Stop: the script's own clean-up, then ours (stopping.GRACE_S) and some
@@ -42,6 +49,8 @@ _BOOTSTRAP = (
 LET_GO_S = 0.1
 # Ranks of a job call at about the same time.
 BACKLOG = 128
+# A socket's whole path has at most 104 bytes (macOS; Linux: 108), 30 of them below this folder.
+MAX_FOLDER_BYTES = 73
 
 
 def package_root() -> str:
@@ -168,7 +177,7 @@ class MessagePipe:
         if self.lost:
             return
         try:
-            self.connection.send_bytes(msgspec.json.encode(message))
+            self.connection.send_bytes(encoded(message))
         except (OSError, EOFError):
             self.lost = True
 
@@ -195,16 +204,24 @@ class ConnectionListener:
     """
 
     def __init__(self, host: str | None = None) -> None:
+        """Raises RunError where it can't be opened."""
         self.authkey = secrets.token_bytes(32)
         self._folder: str | None = None
-        if host is not None:
-            self._listener = Listener((host, 0), "AF_INET", BACKLOG, self.authkey)
-        elif sys.platform == "win32":
-            self._listener = Listener(None, "AF_PIPE", BACKLOG, self.authkey)
-        else:
-            self._folder = tempfile.mkdtemp(prefix="loaderdoctor-")  # mode 0700
-            address = str(Path(self._folder) / "socket")
-            self._listener = Listener(address, "AF_UNIX", BACKLOG, self.authkey)
+        try:
+            if host is not None:
+                self._listener = Listener((host, 0), "AF_INET", BACKLOG)
+            elif sys.platform == "win32":
+                self._listener = Listener(None, "AF_PIPE", BACKLOG)
+            else:
+                usual = tempfile.gettempdir()
+                place = usual if len(os.fsencode(usual)) <= MAX_FOLDER_BYTES else "/tmp"
+                self._folder = tempfile.mkdtemp(prefix="loaderdoctor-", dir=place)  # mode 0700
+                address = str(Path(self._folder) / "socket")
+                self._listener = Listener(address, "AF_UNIX", BACKLOG)
+        except OSError as error:
+            self._remove_folder()
+            where = host or self._folder or tempfile.gettempdir()
+            raise RunError(f"{where}: processes can't be listened to there ({error}).") from error
         self.address: Address = self._listener.address
         self._accepted: list[Connection] = []
         self._closing = False
@@ -223,20 +240,35 @@ class ConnectionListener:
     def close(self) -> None:
         self._closing = True
         if self._thread.is_alive():
-            with contextlib.suppress(OSError, EOFError, AuthenticationError):
-                Client(self.address, authkey=self.authkey).close()  # lets the thread go
+            with contextlib.suppress(OSError):
+                Client(self.address).close()  # lets the thread go
             self._thread.join(LET_GO_S)
         self._listener.close()
         for connection in self._accepted:
             connection.close()
+        self._remove_folder()
+
+    def _remove_folder(self) -> None:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _accept(self) -> None:
         while not self._closing:
-            with contextlib.suppress(AuthenticationError, EOFError):
-                try:
-                    self._accepted.append(self._listener.accept())
-                except OSError:
-                    return
-                self._one_more.set()
+            try:
+                connection = self._listener.accept()
+            except OSError:
+                time.sleep(POLL_S)  # no more files may be open, or it left before it was let in
+                continue
+            # Whoever calls and then says nothing keeps none of the others waiting.
+            threading.Thread(target=self._let_in, args=(connection,), daemon=True).start()
+
+    def _let_in(self, connection: Connection) -> None:
+        """A caller that knows the key."""
+        try:
+            deliver_challenge(connection, self.authkey)
+            answer_challenge(connection, self.authkey)
+        except (AuthenticationError, EOFError, OSError):
+            connection.close()
+            return
+        self._accepted.append(connection)
+        self._one_more.set()

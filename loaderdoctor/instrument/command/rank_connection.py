@@ -21,13 +21,16 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from typing import Final
 
-import msgspec
 import psutil
 
 from loaderdoctor.errors import RunError, UsageError
 from loaderdoctor.instrument.command import ConnectionListener, MessagePipe, bootstrap
 from loaderdoctor.instrument.command.launched_run import Heard, OnEvent
-from loaderdoctor.instrument.wire.channel import LaunchConfig
+from loaderdoctor.instrument.wire.channel import (
+    LaunchConfig,
+    decode_launch_config,
+    encode_launch_config,
+)
 from loaderdoctor.instrument.wire.protocol import (
     RENDEZVOUS,
     Beat,
@@ -210,12 +213,12 @@ def check_launcher() -> None:
 
 def publish(launch_config: LaunchConfig) -> None:
     """Tell the other ranks' commands. Raises RunError."""
-    _ask("set", msgspec.json.encode(launch_config))
+    _ask("set", encode_launch_config(launch_config).encode())
 
 
 def fetch() -> LaunchConfig:
     """What rank 0's command published; waits for it. Raises RunError."""
-    return msgspec.json.decode(_ask("get", b""), type=LaunchConfig)
+    return decode_launch_config(_ask("get", b""))
 
 
 def same_machine() -> bool:

@@ -33,7 +33,7 @@ from loaderdoctor.instrument.command.launched_run import (
     time_for,
 )
 from loaderdoctor.instrument.command.rank_connection import RankConnection
-from loaderdoctor.instrument.wire.channel import ConnectionLostError, ToChild
+from loaderdoctor.instrument.wire.channel import ConnectionLostError
 from loaderdoctor.instrument.wire.protocol import (
     SCRIPT_ENDED,
     Ended,
@@ -44,6 +44,7 @@ from loaderdoctor.instrument.wire.protocol import (
     Observed,
     Progress,
     Stop,
+    ToRun,
     WindowDone,
     WindowRequest,
 )
@@ -269,7 +270,7 @@ class LocalLink:
         if not self.lost:
             self._script_run.from_loop.put(message)
 
-    def receive(self, timeout_s: float) -> ToChild | None:
+    def receive(self, timeout_s: float) -> ToRun | None:
         if self.lost:
             raise ConnectionLostError("nobody decides any more")
         try:
@@ -288,7 +289,7 @@ class LocalLink:
 class InProcessRun(Heard):
     """The deciding thread's end; its waits end when the loop is over (`Ended`)."""
 
-    to_loop: queue.SimpleQueue[ToChild] = field(default_factory=queue.SimpleQueue)
+    to_loop: queue.SimpleQueue[ToRun] = field(default_factory=queue.SimpleQueue)
     from_loop: queue.SimpleQueue[FromRun] = field(default_factory=queue.SimpleQueue)
 
     def wait_observed(self) -> Observed:

@@ -45,7 +45,6 @@ from loaderdoctor.instrument.wire.channel import (
     Channel,
     ConnectionLostError,
     LaunchConfig,
-    ToChild,
     encode_launch_config,
 )
 from loaderdoctor.instrument.wire.protocol import (
@@ -58,6 +57,7 @@ from loaderdoctor.instrument.wire.protocol import (
     Ready,
     Spawned,
     Stop,
+    ToRun,
 )
 
 LISTEN_S = 0.5
@@ -273,7 +273,7 @@ class RankLink:
             self._channel.send(message)
             self.lost = self._channel.lost
 
-    def receive(self, timeout_s: float) -> ToChild | None:
+    def receive(self, timeout_s: float) -> ToRun | None:
         if self._channel is None:
             return None
         try:

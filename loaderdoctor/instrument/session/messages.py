@@ -15,8 +15,8 @@ from collections.abc import Callable, Generator
 from time import perf_counter_ns
 
 from loaderdoctor.instrument.session import Session
-from loaderdoctor.instrument.wire.channel import ConnectionLostError, ToChild
-from loaderdoctor.instrument.wire.protocol import RENDEZVOUS, Begin, Ready, Stop
+from loaderdoctor.instrument.wire.channel import ConnectionLostError
+from loaderdoctor.instrument.wire.protocol import RENDEZVOUS, Begin, Ready, Stop, ToRun
 
 POLL_NS = 50_000_000  # look for a Stop this often while steps run
 WAIT_S = 0.1  # a wait for the connection, while the loop is paused
@@ -30,7 +30,7 @@ class Messages:
     def __init__(self, session: Session) -> None:
         self.next_poll_ns = 0  # before that, `poll` has nothing to do but for a rank of several
         self._session = session
-        self._inbox: list[ToChild] = []
+        self._inbox: list[ToRun] = []
         self._stop_at: int | None = None  # steps after which all ranks meet to stop
 
     def poll(self, now: int) -> None:
@@ -49,7 +49,7 @@ class Messages:
         elif message is not None:
             self._inbox.append(message)
 
-    def next(self) -> Generator[None, int, ToChild | None]:
+    def next(self) -> Generator[None, int, ToRun | None]:
         """The next one, however long it takes; None once the command is gone.
 
         The loop stands still meanwhile. A rank of several steps on.
@@ -103,7 +103,7 @@ class Messages:
             each_step()
             beat.at(now)
 
-    def _paused(self) -> ToChild | None:
+    def _paused(self) -> ToRun | None:
         while not self._inbox:
             try:
                 message = self._session.channel.receive(WAIT_S)

@@ -5,24 +5,22 @@ from __future__ import annotations
 import base64
 import os
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
-from loaderdoctor.errors import LoaderdoctorError
-from loaderdoctor.instrument.wire.protocol import Begin, FromRun, Measure, Reported, Stop, Told
+from loaderdoctor.errors import LoaderdoctorError, UsageError
+from loaderdoctor.instrument.wire.protocol import FromRun, ToRun
 
-# One variable, taken out of the environment before the user's code can see it.
+# Each is taken out of the environment before the user's code can see it.
 CHANNEL_VARIABLE = "LOADERDOCTOR_CHANNEL"
+CHECKED_VARIABLE = "LOADERDOCTOR_CHECKED"
 
-ToChild = Measure | Begin | Stop | Reported | Told
 # A path, or host and port where ranks on other machines connect.
 Address = str | tuple[str, int]
-# One variable, taken out of the environment before the user's code can see it.
-CHECKED_VARIABLE = "LOADERDOCTOR_CHECKED"
 # Steps whose inputs are kept whole, to say how far they differ where their hashes do.
 N_KEPT = 2
 N_DIGEST_BYTES = 8  # of a sample: a million of them are all told apart, but once in 10 million
@@ -56,24 +54,52 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode_launch_config(launch_config: LaunchConfig) -> str:
-    """The value of the environment variable."""
-    return base64.b64encode(msgspec.json.encode(launch_config)).decode("ascii")
+    """The value of the environment variable. Raises UsageError for names that are no text."""
+    try:
+        return base64.b64encode(msgspec.json.encode(launch_config)).decode("ascii")
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"{ascii(error.object)[1:-1]}: names and arguments must be UTF-8. Rename it, or give a "
+            "link that has such a name."
+        ) from None
+
+
+def decode_launch_config(text: str | bytes) -> LaunchConfig:
+    """What was encoded."""
+    return msgspec.json.decode(base64.b64decode(text), type=LaunchConfig)
 
 
 def take_launch_config() -> LaunchConfig:
     """Read and remove the variable. Raises LoaderdoctorError where it is missing."""
-    text = os.environ.pop(CHANNEL_VARIABLE, None)
-    if text is None:
+    launch_config = peek_launch_config()
+    if launch_config is None:
         raise LoaderdoctorError(
             f"{CHANNEL_VARIABLE}: not set. This module is started by `loaderdoctor`, not by hand."
         )
-    return msgspec.json.decode(base64.b64decode(text), type=LaunchConfig)
+    del os.environ[CHANNEL_VARIABLE]
+    return launch_config
 
 
 def peek_launch_config() -> LaunchConfig | None:
     """The same, and the variable stays; None where there is none."""
     text = os.environ.get(CHANNEL_VARIABLE)
-    return None if text is None else msgspec.json.decode(base64.b64decode(text), type=LaunchConfig)
+    return None if text is None else decode_launch_config(text)
+
+
+def encoded(message: FromRun | ToRun) -> bytes:
+    """As it is sent. What is no text, as names of files need not be, has "?" in its place."""
+    try:
+        return msgspec.json.encode(message)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(_as_text(msgspec.to_builtins(message)))
+
+
+def _as_text(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, dict):
+        return {_as_text(name): _as_text(one) for name, one in value.items()}
+    return [_as_text(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
 class Link(Protocol):
@@ -86,7 +112,7 @@ class Link(Protocol):
     def send(self, message: FromRun) -> None:
         """Send one message; where nobody listens any more, nothing happens."""
 
-    def receive(self, timeout_s: float) -> ToChild | None:
+    def receive(self, timeout_s: float) -> ToRun | None:
         """The next request, or None after `timeout_s`. Raises ConnectionLostError."""
 
     def forget_in_fork(self) -> None:
@@ -104,10 +130,7 @@ class Channel:
     connection: Connection
     lost: bool = False
     n_above: int = 1  # see `Link`
-    _lock: threading.Lock = None  # type: ignore[assignment]  # made in __post_init__
-
-    def __post_init__(self) -> None:
-        self._lock = threading.Lock()
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @staticmethod
     def open(launch_config: LaunchConfig) -> Channel:
@@ -123,14 +146,14 @@ class Channel:
         """Send one message; a lost connection is remembered, not raised."""
         if self.lost:
             return
-        data = msgspec.json.encode(message)
+        data = encoded(message)
         try:
             with self._lock:
                 self.connection.send_bytes(data)
         except (OSError, EOFError):
             self.lost = True
 
-    def receive(self, timeout_s: float) -> ToChild | None:
+    def receive(self, timeout_s: float) -> ToRun | None:
         try:
             if not self.connection.poll(timeout_s):
                 return None
@@ -138,7 +161,7 @@ class Channel:
         except (OSError, EOFError) as error:
             self.lost = True
             raise ConnectionLostError("the command that started this run is gone") from error
-        message: ToChild = msgspec.json.decode(data, type=ToChild)
+        message: ToRun = msgspec.json.decode(data, type=ToRun)
         return message
 
     def forget_in_fork(self) -> None:

@@ -37,6 +37,7 @@ HEADER: Final = Struct("<BI")  # kind, payload length
 # So records wait for others; the line sampler writes out what a worker that went idle left behind.
 FLUSH_AFTER_NS: Final = 200_000_000
 FLUSH_AFTER_RECORDS: Final = 256
+CLOSE_WITHIN_S: Final = 1.0  # a signal's handler may close what its own thread is writing
 SUMS_SUFFIX: Final = ".sums"
 SUMS_MAGIC: Final = 0x31534D55
 SUMS: Final = Struct("<IIiIqqqqqq")
@@ -144,14 +145,21 @@ class RecordWriter:
     def close(self) -> None:
         """Writes what is queued and closes the file; later records are dropped."""
         self.flush()
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+        # Another thread that is at it would go on in whatever file gets the number next.
+        waited = self._lock.acquire(timeout=CLOSE_WITHIN_S)
+        try:
+            self._close_file()
+        finally:
+            if waited:
+                self._lock.release()
 
     def abandon(self) -> None:
         """In a forked child: forgets the parent's file and its queued records."""
-        fd, self._fd = self._fd, -1
         self._pending = []
+        self._close_file()
+
+    def _close_file(self) -> None:
+        fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
 
@@ -167,8 +175,7 @@ class RecordWriter:
                 return
         except OSError:
             pass
-        fd, self._fd = self._fd, -1
-        os.close(fd)
+        self._close_file()
 
 
 class WorkerSums(NamedTuple):

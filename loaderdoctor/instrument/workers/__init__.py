@@ -147,7 +147,8 @@ class _Sums:
         path = folder / f"{os.getpid()}-{self._started_ns}{SUMS_SUFFIX}"
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
         try:
-            os.ftruncate(descriptor, SUMS.size)
+            # Written, or a full disk would end the worker by SIGBUS at its first sum.
+            os.write(descriptor, bytes(SUMS.size))
             self._map = mmap.mmap(descriptor, SUMS.size)
         finally:
             os.close(descriptor)

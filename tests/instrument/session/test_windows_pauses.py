@@ -10,8 +10,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from loaderdoctor.instrument.session.profiling import WindowProfiler
-from loaderdoctor.instrument.wire.channel import ToChild
-from loaderdoctor.instrument.wire.protocol import Measure, Observed
+from loaderdoctor.instrument.wire.protocol import Measure, Observed, ToRun
 from tests.instrument import watched
 from tests.instrument.watched import QueuedChannel, Slow, Trainer, Watched, mean_ms, request, watch
 
@@ -54,7 +53,7 @@ def test_a_window_after_a_pause_is_as_slow_as_the_loop(
 ) -> None:
     @dataclass(slots=True)
     class Thinking(QueuedChannel):
-        def receive(self, timeout_s: float) -> ToChild | None:
+        def receive(self, timeout_s: float) -> ToRun | None:
             if timeout_s > 0.0:
                 time.sleep(steps * STEP_MS / 1e3)
             return QueuedChannel.receive(self, timeout_s)

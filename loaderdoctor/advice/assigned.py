@@ -8,9 +8,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from loaderdoctor.advice.source import Source, called_name
+from loaderdoctor.settings import Value
 
 # `-j 9`, `data.num_workers=9`, a word at a place of its own, `WORKERS=9 python train.py`.
 Kind = Literal["flag", "key", "place", "environment"]
+# What a text is taken for: a number; True and False by these words, and numbers; or any text, which
+# is true unless it is empty.
+Reads = Literal["number", "words", "text"]
+_MAX_CHOICES = 10_000  # a range of more is none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +29,73 @@ class Option:
     off: bool = False  # giving the switch sets False
     before_command: bool = False  # belongs to the main parser of one with subcommands
     place: int = 0  # of sys.argv
+    reads: Reads = "words"
+    choices: tuple[str, ...] | None = None  # None: any
+
+    def spelled(self, value: Value) -> str | None:
+        """The value as this option is given it; None where that would be taken for another."""
+        text = str(value)
+        if isinstance(value, bool) and self.reads != "words":
+            if self.reads == "text" and not value:
+                return None
+            text = str(int(value))
+        return text if self.choices is None or text in self.choices else None
+
+
+def _reads(kind: ast.expr | None) -> Reads | None:
+    """By argparse's `type=`; None where the text may become anything."""
+    if kind is None:
+        return "text"
+    said = ast.unparse(kind)
+    name = said.rpartition(".")[2]
+    if isinstance(kind, ast.Lambda):
+        return "words" if "true" in said.lower() else None
+    if name in ("bool", "str"):
+        return "text"  # bool("False") is true
+    if "bool" in name.lower() or name in ("eval", "literal_eval"):
+        return "words"
+    return "number" if "int" in name.lower() or name == "float" else None
+
+
+def _choices(node: ast.expr) -> tuple[str, ...] | None:
+    """What may be given, by argparse's `choices=`; None where that is computed."""
+    try:
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "range" and not node.keywords:
+            numbers = range(*map(ast.literal_eval, node.args))
+            return tuple(map(str, numbers)) if len(numbers) <= _MAX_CHOICES else None
+        return tuple(map(str, ast.literal_eval(node)))
+    except (TypeError, ValueError):
+        return None
+
+
+def declared(call: ast.Call, flags: tuple[str, ...], *, before_command: bool) -> Option | None:
+    """Of argparse's `add_argument`.
+
+    None where it takes something else than one value, or makes something else of it.
+    """
+    given = {k.arg: k.value for k in call.keywords}
+    action = given.get("action")
+    said = text_of(action) or (ast.unparse(action) if action is not None else "store")
+    both = said.endswith("BooleanOptionalAction")
+    kind = _reads(given.get("type"))
+    choices = _choices(given["choices"]) if "choices" in given else None
+    if kind is None or (choices is None and "choices" in given):
+        return None
+    if not both and said not in ("store", "store_true", "store_false"):
+        return None
+    if "nargs" in given and text_of(given["nargs"]) != "?":
+        return None
+    long = next((f for f in flags if f.startswith("--")), None)
+    return Option(
+        kind="flag",
+        names=flags,
+        switch=both or said in ("store_true", "store_false"),
+        negated=f"--no-{long[2:]}" if both and long else None,
+        off=said == "store_false",
+        before_command=before_command,
+        reads=kind,
+        choices=choices,
+    )
 
 
 def clicked(flags: Sequence[str], *, is_flag: bool) -> Option | None:

@@ -56,7 +56,7 @@ def where_workers(own: ast.expr | None, code: str, arguments: dict[str, Value]) 
         return arguments
     if not keeps and ahead is None:
         return arguments
-    if not all(_is_pure(x) for x in ast.walk(own)):
+    if not all(is_pure(x) for x in ast.walk(own)):
         raise CannotEdit("its workers are counted by a call that may give another number again")
     n = ast.get_source_segment(code, own) or ast.unparse(own)
     n = n if isinstance(own, (ast.Name, ast.Attribute, ast.Subscript, ast.Call)) else f"({n})"
@@ -68,7 +68,7 @@ def where_workers(own: ast.expr | None, code: str, arguments: dict[str, Value]) 
     return given
 
 
-def _is_pure(node: ast.AST) -> bool:
+def is_pure(node: ast.AST) -> bool:
     """Whether it gives the same once more; of calls those of numbers, sizes and dicts."""
     if isinstance(node, (ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)):
         return False

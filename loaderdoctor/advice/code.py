@@ -8,6 +8,7 @@ comments and layout included. What can't be edited safely comes back as a hint, 
 from __future__ import annotations
 
 import ast
+import re
 import textwrap
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -238,8 +239,10 @@ def edit_loader_call(code: str | None, changes: Settings, *, index: int = 0) -> 
     start, end = span
     parameters = LOADER_PARAMETERS if source[start:end].startswith("DataLoader") else ()
     code = source[start:end]
-    own = argument(parsed_call(code), "num_workers", parameters)
+    call = parsed_call(code)
+    own = argument(call, "num_workers", parameters)
     try:
+        _check_taken(call, arguments)
         text, notes = with_arguments(
             code,
             where_workers(own, code, arguments),
@@ -250,6 +253,17 @@ def edit_loader_call(code: str | None, changes: Settings, *, index: int = 0) -> 
         return _loader_hint(arguments, str(why))
     after = source[:start] + text + source[end:]
     return CodeEdit(before=source, after=after, note="; ".join(notes) or None)
+
+
+def _check_taken(call: ast.Call | None, arguments: Mapping[str, Value]) -> None:
+    """Raises CannotEdit where a function, and no class, would be given what it may not take."""
+    name = ast.unparse(call.func).rpartition(".")[2] if call is not None else ""
+    if call is None or name[:1].isupper() or name == "__init__":
+        return
+    own = {k.arg for k in call.keywords}
+    for argument_, value in arguments.items():
+        if argument_ not in own and value != LOADER_DEFAULTS.get(argument_):
+            raise CannotEdit(f"{name} may take no {argument_}")
 
 
 def edit_framework_call(library: str, changes: Settings) -> CodeEdit:
@@ -306,8 +320,14 @@ def loader_call(source: str, index: int) -> tuple[int, int] | None:
 
 
 def is_no_transfer(call: str) -> bool:
-    """Of a `to(…)`: whether a `.to(…)` only casts, or already carries a positional non_blocking."""
+    """Of a `to(…)`: whether it only casts, leads to the host, or carries a positional non_blocking.
+
+    A copy to the host that nobody waits for is read before it has arrived.
+    """
     node = parsed_call(call)
+    given = [*node.args[:1], *(k.value for k in node.keywords if k.arg == "device")] if node else []
+    if any(re.match(r"(torch\.)?(device\()?['\"]cpu", ast.unparse(x)) for x in given):
+        return True
     if node is None or not node.args:
         return node is None or not any(k.arg in ("device", None) for k in node.keywords)
     first, last = node.args[0], node.args[-1]

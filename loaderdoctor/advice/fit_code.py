@@ -7,19 +7,19 @@ import re
 from collections.abc import Callable, Mapping
 
 from loaderdoctor.advice import loop_snippets
+from loaderdoctor.advice.built import Built, built, check_built_once
 from loaderdoctor.advice.call_edit import CannotEdit, Expression, with_arguments
 from loaderdoctor.advice.code import LOADER_DEFAULTS, LOADER_PARAMETERS
 from loaderdoctor.advice.fit_settings import fit_settings, rebound
 from loaderdoctor.advice.fit_wrapping import check_init
-from loaderdoctor.advice.patch import Editor, define, iterated
+from loaderdoctor.advice.patch import Editor, define, iterated, one_level
 from loaderdoctor.advice.source import (
-    Built,
     Source,
     at_label,
-    built,
     called_name,
     names_in,
     sources_of,
+    within_strings,
 )
 from loaderdoctor.advice.worked import (
     Wrapping,
@@ -99,6 +99,8 @@ def over_dataset(editor: Editor, facts: Facts, wrapping: Wrapping) -> None:
     """The loader's call over that dataset, and what defines it above. Raises CannotEdit."""
     made, loader = made_in_script(facts), facts.main_loader
     assert loader is not None
+    if wrapping.keeps:
+        check_built_once(facts, loader)
     if made.dataset is None:
         raise CannotEdit("its dataset is not to be read")
     call = made.source.code(made.call)
@@ -144,6 +146,8 @@ def _worker_threads(editor: Editor, facts: Facts, finding: Finding) -> None:
 
 def _one_iterator(editor: Editor, facts: Facts, finding: Finding) -> None:
     """`next(iter(loader))` in a loop: of one iterator, made before the loop."""
+    loader = facts.main_loader
+    place = at_label(sources_of(facts), loader.loop) if loader is not None and loader.loop else None
     for source in sources_of(facts):
         found = [
             (call, call.args[0].args[0])
@@ -154,20 +158,21 @@ def _one_iterator(editor: Editor, facts: Facts, finding: Finding) -> None:
             and called_name(call.args[0]) == "iter"
             and len(call.args[0].args) == 1
             and source.loops(call)
+            and (place is None or source.holds(call, [(place[0].path, place[1])]))
         ]
         if len(found) != 1:
             continue
-        call, loader = found[0]
+        call, given = found[0]
         loop = source.loops(call)[-1]
         assigned = {
             x.id for x in ast.walk(loop) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)
         }
-        names = names_in(loader)
+        names = names_in(given)
         if names & assigned or not all(source.bound_before(name, loop) for name in names):
             raise CannotEdit("the loader is made in the loop")
         define(editor, source, call, loop_snippets.FOREVER)
         indent = source.indent(loop)
-        above = f"{indent}batches = forever({source.code(loader)})"
+        above = f"{indent}batches = forever({source.code(given)})"
         if "batches" in {x.id for x in ast.walk(source.tree) if isinstance(x, ast.Name)}:
             raise CannotEdit("the script has batches of its own")
         editor.insert(source, source.line_start(loop), above)
@@ -203,7 +208,9 @@ def _pin_method(editor: Editor, facts: Facts, finding: Finding) -> None:
 def _kept_batches(editor: Editor, facts: Facts, finding: Finding) -> None:
     if finding.evidence.get("collate_library") in (None, "torch"):
         raise CannotEdit("what it does for a sample can't be told")
-    made = made_in_script(facts)
+    made, loader = made_in_script(facts), facts.main_loader
+    assert loader is not None  # it was made
+    check_built_once(facts, loader)
     if made.holder is None:
         raise CannotEdit("the loader has no name")
     define(editor, made.source, made.holder, loop_snippets.KEPT)
@@ -215,7 +222,7 @@ def _work(editor: Editor, facts: Facts, finding: Finding) -> None:
     place = _place(facts, finding)
     what = finding.evidence.get("what")
     if what in ("item", "to-host", "metrics", None):
-        _without_sync(editor, *place)
+        _without_sync(editor, facts, *place)
     elif what in ("print", "tracking", "plot"):
         _rarely(editor, facts, *place)
     else:  # what is written, saved or sent may all be needed
@@ -232,8 +239,12 @@ def _place(facts: Facts, finding: Finding) -> tuple[Source, int]:
     raise CannotEdit("its line is not known")
 
 
-def _without_sync(editor: Editor, source: Source, line: int) -> None:
-    """`total += loss.item()` as `total += loss.detach()`: a sum that stays on the device."""
+def _without_sync(editor: Editor, facts: Facts, source: Source, line: int) -> None:
+    """`total += loss.item()` as `total += loss.detach()`: a sum that stays on the device.
+
+    Behind the loop over the loader it is a number again.
+    """
+    fed = [x.loop for loader in facts.feeding if (x := iterated(facts, loader)) is not None]
     for node in ast.walk(source.tree):
         if not isinstance(node, ast.AugAssign) or node.lineno != line:
             continue
@@ -248,6 +259,11 @@ def _without_sync(editor: Editor, source: Source, line: int) -> None:
         ):
             head = source.code(value.func.value)
             editor.replace(source, source.span(value), f"{head}.detach()")
+            loop = next((x for x in source.loops(node) if x in fed), None)
+            if loop is not None and source.imports("torch") == "torch":
+                name, at = node.target.id, source.line_end(loop)
+                again = f"{name} = torch.as_tensor({name}).item()  # a number again"
+                editor.insert(source, at, f"{source.indent(loop)}{again}")
             return
     raise CannotEdit("it is no sum of .item()")
 
@@ -274,10 +290,9 @@ def _rarely(editor: Editor, facts: Facts, source: Source, line: int) -> None:
             if isinstance(counter, ast.Name):
                 start, end = source.line_start(node), source.line_end(node)
                 indent = source.indent(node)
-                text = source.text[start:end]
-                if '"""' in text or "'''" in text:
-                    raise CannotEdit("it holds a text of several lines")
-                moved = "".join(f"    {x}\n" for x in text.splitlines())
+                kept, level = within_strings(source.text), one_level(indent)
+                lines = enumerate(source.text[start:end].splitlines(keepends=True), node.lineno)
+                moved = "".join(x if number in kept else level + x for number, x in lines)
                 head = f"{indent}if {counter.id} % {EVERY} == 0:\n"
                 editor.replace(source, (start, end), head + moved)
                 return

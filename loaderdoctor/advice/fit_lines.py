@@ -62,8 +62,13 @@ def _shallow_copy(editor: Editor, source: Source, line: int, loader: LoaderRecor
     if not calls:
         raise CannotEdit("nothing is copied here")
     for call in calls:
-        editor.replace(source, source.span(call.func), "copy.copy")
-    _import(editor, source, "copy.copy")
+        at = call.func.value if isinstance(call.func, ast.Attribute) else None
+        if at is None and source.hides("copy", call):
+            raise CannotEdit("the script has a copy of its own here")
+        name = "copy" if at is None else source.code(at)
+        editor.replace(source, source.span(call.func), f"{name}.copy")
+        if at is None:
+            _import(editor, source, "copy.copy")
     return (
         "Copy the sample, not all that it holds",
         "`copy.copy` in place of `copy.deepcopy`.",
@@ -205,7 +210,7 @@ def _columns(editor: Editor, source: Source, line: int, loader: LoaderRecord) ->
                 for x in ast.walk(function)
                 if isinstance(x, ast.Name) and x.id == name and isinstance(x.ctx, ast.Load)
             ]
-            if not uses or not source.begins_line(statement) or line == 0:
+            if not uses or not source.begins_line(statement):
                 raise CannotEdit("the row is kept")
             editor.replace(source, (source.line_start(statement), source.line_end(statement)), "")
         for use in uses:
@@ -314,6 +319,8 @@ def _hoist(
         for x in (init.body if init is not None else ())
         if isinstance(x, ast.Assign) and any(ast.unparse(t) == held for t in x.targets)
     ]
+    if init is not None and _changes_later(source, init, held.rpartition(".")[2]):
+        raise CannotEdit("what holds them changes after __init__")
     taken = {x.attr for x in ast.walk(owner) if isinstance(x, ast.Attribute)}
     if len(assigning) != 1 or any(name.removeprefix("self.") in taken for name in made):
         raise CannotEdit("what holds them is not assigned in __init__")
@@ -324,6 +331,32 @@ def _hoist(
     indent = source.indent(last)
     lines = "\n".join(f"{indent}{name} = {value}" for name, value in made.items())
     editor.insert(source, source.line_end(last), lines)
+
+
+def _changes_later(source: Source, init: _Function, name: str) -> bool:
+    """Whether code of the file beyond that function assigns to this attribute, or to a part of it.
+
+    Or calls a method of it for what that does.
+    """
+    inside = set(ast.walk(init))
+    for node in ast.walk(source.tree):
+        if not isinstance(node, ast.Attribute) or node.attr != name or node in inside:
+            continue
+        whole: ast.expr = node
+        while isinstance(at := source.parents[whole], (ast.Attribute, ast.Subscript)):
+            if at.value is not whole:
+                break
+            whole = at
+        if not isinstance(whole, (ast.Attribute, ast.Subscript)):
+            continue
+        if not isinstance(whole.ctx, ast.Load):
+            return True
+        call = source.parents[whole]
+        if isinstance(call, ast.Call) and call.func is whole and whole is not node:
+            in_place = any(k.arg == "inplace" for k in call.keywords)
+            if in_place or isinstance(source.parents[call], ast.Expr):
+                return True
+    return False
 
 
 def _method(source: Source, line: int) -> _Function:

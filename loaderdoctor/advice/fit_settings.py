@@ -6,11 +6,11 @@ import ast
 from collections.abc import Collection
 
 from loaderdoctor.advice import loop_snippets
+from loaderdoctor.advice.built import Built, built, check_built_once, flat_dict, moved_to
 from loaderdoctor.advice.call_edit import CannotEdit, argument, where_workers, with_arguments
 from loaderdoctor.advice.code import (
     AROUND_BATCHES,
     AROUND_LOADER,
-    BUILT_ONCE,
     LOADER_DEFAULTS,
     LOADER_PARAMETERS,
     TRAINING_ARGUMENTS,
@@ -18,7 +18,7 @@ from loaderdoctor.advice.code import (
     is_no_transfer,
     loader_arguments,
 )
-from loaderdoctor.advice.fit_wrapping import define_wrapping, wrapped_call
+from loaderdoctor.advice.fit_wrapping import define_wrapping, moved_out, wrapped_call
 from loaderdoctor.advice.patch import (
     Editor,
     Iterated,
@@ -28,24 +28,13 @@ from loaderdoctor.advice.patch import (
     iterated,
     statement_below_imports,
 )
-from loaderdoctor.advice.source import (
-    Built,
-    Loop,
-    Source,
-    at_label,
-    built,
-    called_name,
-    flat_dict,
-    moved_to,
-    names_in,
-    sources_of,
-)
+from loaderdoctor.advice.source import at_label, called_name, names_in, sources_of
 from loaderdoctor.facts import Facts
 from loaderdoctor.settings import Settings, Value
 
 _OPTIMIZERS = (
-    "Adadelta", "Adagrad", "Adam", "AdamW", "SGD",
-)  # fmt: skip  # of torch.optim, those that take `fused` (torch 2.6 to 2.14; Adadelta does not)
+    "Adagrad", "Adam", "AdamW", "SGD",
+)  # fmt: skip  # of torch.optim, those that take `fused` (torch 2.6 to 2.14)
 
 
 def fit_settings(
@@ -110,7 +99,7 @@ def _loaders(
         text = wrapped_call(facts, made, loader, settings, text)
         if loader.id in once:
             try:
-                _moved_out(editor, made, text)
+                moved_out(editor, made, text)
                 continue
             except CannotEdit as why:
                 by_hand = f"Build the loader once, before the loop over the epochs: now {why}."
@@ -122,9 +111,13 @@ def edited_call(made: Built, arguments: dict[str, Value]) -> str:
     """The loader's call with these arguments. Where it counts workers, none may be; CannotEdit."""
     parameters = LOADER_PARAMETERS if made.is_torchs else ()
     own = argument(made.call, "num_workers", parameters)
+    given = where_workers(own, made.source.text, arguments)
+    for name, value in given.items():
+        if value != LOADER_DEFAULTS.get(name) and not made.takes(name):
+            raise CannotEdit(f"{called_name(made.call)} may take no {name}")
     text, _ = with_arguments(
         made.source.code(made.call),
-        where_workers(own, made.source.text, arguments),
+        given,
         parameters=parameters,
         defaults=LOADER_DEFAULTS,
     )
@@ -148,63 +141,6 @@ def _training_arguments(editor: Editor, facts: Facts, arguments: dict[str, Value
     named = {TRAINING_ARGUMENTS[name]: value for name, value in given.items()}
     text, _ = with_arguments(source.code(call), named, parameters=(), defaults={})
     editor.replace(source, source.span(call), text)
-
-
-def _moved_out(editor: Editor, made: Built, text: str) -> None:
-    """What is kept between epochs needs a loader that is: it moves out of their loop."""
-    source, call = made.source, made.call
-    loops = source.loops(call)
-    statement, name = source.statement(call), made.name
-    inline = (
-        bool(loops)
-        and isinstance(loops[0], ast.For)
-        and loops[0].iter is not None
-        and any(node is call for node in ast.walk(loops[0].iter))
-    )
-    epochs = loops[-1] if len(loops) > inline else None
-    if epochs is None:
-        raise CannotEdit("it is built by a function that each epoch calls")
-    if not _fixed_before(source, call, epochs):
-        raise CannotEdit("what it is built of changes in the loop over the epochs")
-    above, below = source.indent(epochs), source.indent(statement)
-    if inline and text.startswith(source.code(call)[:1]):
-        new = next(n for n in ("loader", "train_loader", "batches_of") if n not in _bound(source))
-        made_once = f"{above}{BUILT_ONCE}\n{above}{new} = {_shifted(text, below, above)}"
-        editor.replace(source, source.span(call), new)
-    elif _alone(source, statement):
-        raise CannotEdit("it is built in a block of its own")
-    elif name is not None and source.begins_line(statement):
-        made_once = f"{above}{BUILT_ONCE}\n{above}{name} = {_shifted(text, below, above)}"
-        editor.replace(source, (source.line_start(statement), source.line_end(statement)), "")
-    else:
-        raise CannotEdit("it is built within a longer statement")
-    editor.insert(source, source.line_start(epochs), made_once)
-
-
-def _alone(source: Source, statement: ast.stmt) -> bool:
-    """Whether nothing is left of its block without it."""
-    owner = source.parents.get(statement)
-    blocks = (getattr(owner, name, ()) for name in ("body", "orelse", "finalbody"))
-    return any(list(block) == [statement] for block in blocks if isinstance(block, list))
-
-
-def _fixed_before(source: Source, call: ast.Call, epochs: Loop) -> bool:
-    """Whether all that the call reads is there before the loop, and stays as it is."""
-    assigned = {
-        x.id for x in ast.walk(epochs) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)
-    }
-    used = names_in(call)
-    return not used & assigned and all(source.bound_before(name, epochs) for name in used)
-
-
-def _bound(source: Source) -> set[str]:
-    return {x.id for x in ast.walk(source.tree) if isinstance(x, ast.Name)}
-
-
-def _shifted(text: str, before: str, after: str) -> str:
-    """Lines behind the first, moved with their statement."""
-    first, *rest = text.split("\n")
-    return "\n".join([first, *(after + x.removeprefix(before) if x.strip() else x for x in rest)])
 
 
 # The copies.
@@ -287,6 +223,7 @@ def _resident(editor: Editor, facts: Facts, value: Value) -> None:
     device = moved_to(facts)
     if loader is None or made is None or made.name is None or device is None or value is not True:
         raise CannotEdit("the loader, or its device, has no name in the script")
+    check_built_once(facts, loader)
     if flat_dict(loader) or len(facts.feeding) > 1:
         raise CannotEdit("its batches are no lists of tensors")
     if loader.batch_size is None or loader.kind != "map":  # its code indexes the dataset

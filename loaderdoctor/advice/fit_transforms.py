@@ -7,10 +7,11 @@ import re
 from collections.abc import Sequence
 
 from loaderdoctor.advice import dataset_snippets
+from loaderdoctor.advice.built import Built, moved_to
 from loaderdoctor.advice.call_edit import CannotEdit
 from loaderdoctor.advice.fit_code import made_in_script, over_dataset
 from loaderdoctor.advice.patch import Editor, define
-from loaderdoctor.advice.source import Built, called_name, moved_to, names_in, sources_of
+from loaderdoctor.advice.source import called_name, names_in, sources_of
 from loaderdoctor.advice.worked import Wrapping
 from loaderdoctor.facts import Facts
 from loaderdoctor.findings.exposure import has_accelerator

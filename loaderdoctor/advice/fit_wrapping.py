@@ -1,15 +1,25 @@
-"""What is put around a loader's dataset, or the loader, where it is built."""
+"""What is put around a loader's dataset, or the loader, where it is built; and where that is."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import takewhile
 
 from loaderdoctor.advice import dataset_snippets, loop_snippets
-from loaderdoctor.advice.call_edit import CannotEdit, Expression, parsed_call, with_arguments
-from loaderdoctor.advice.code import LOADER_DEFAULTS, LOADER_PARAMETERS
+from loaderdoctor.advice.assigned import values_of
+from loaderdoctor.advice.built import Built, check_built_once, flat_dict, moved_to
+from loaderdoctor.advice.call_edit import (
+    CannotEdit,
+    Expression,
+    argument,
+    is_pure,
+    parsed_call,
+    with_arguments,
+)
+from loaderdoctor.advice.code import BUILT_ONCE, LOADER_DEFAULTS, LOADER_PARAMETERS
 from loaderdoctor.advice.patch import Editor, define
-from loaderdoctor.advice.source import Built, flat_dict, moved_to, names_in, sources_of
+from loaderdoctor.advice.source import Loop, Source, called_name, names_in, sources_of
 from loaderdoctor.advice.worked import CACHED, Wrapping, over_call, rows, sliced
 from loaderdoctor.facts import Facts
 from loaderdoctor.instrument.wire.records import LoaderRecord
@@ -56,6 +66,8 @@ def wrapped_call(
     """
     wrapping = _wrapping(loader, settings)
     if wrapping is not None:
+        if wrapping.keeps:
+            check_built_once(facts, loader)
         if made.dataset is None:
             raise CannotEdit("its dataset is not to be read")
         if _makes_batches(facts, loader.dataset):
@@ -201,3 +213,107 @@ def _wrapping(loader: LoaderRecord, settings: Settings) -> Wrapping | None:
     if found is None:
         raise CannotEdit("which arrays its samples are rows of is not known")
     return found
+
+
+# Where what is kept between epochs is built.
+
+# Calls of torch's that give the same once more, of what is the same.
+_SAME_AGAIN = frozenset({
+    "BatchSampler", "ConcatDataset", "DistributedSampler", "RandomSampler", "SequentialSampler",
+    "Subset", "TensorDataset", "partial",
+})  # fmt: skip
+# What the training process alone reads: workers hold no copy of it that would grow old.
+_READ_BY_LOOP = ("sampler", "batch_sampler")
+# Blocks whose code is run whenever what is around them is.
+_ALWAYS_RUN = (ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith)
+
+
+def moved_out(editor: Editor, made: Built, text: str) -> None:
+    """The loader, built by `text` once, in front of the loop over the epochs. Raises CannotEdit."""
+    source, call = made.source, made.call
+    loops = source.loops(call)
+    statement, name = source.statement(call), made.name
+    inline = bool(loops) and isinstance(loops[0], ast.For) and call in ast.walk(loops[0].iter)
+    epochs = loops[-1] if len(loops) > inline else None
+    if epochs is None:
+        raise CannotEdit("it is built by a function that each epoch calls")
+    within = takewhile(lambda x: x is not epochs, source.around(statement))
+    if not all(isinstance(x, _ALWAYS_RUN) for x in within):
+        raise CannotEdit("not every epoch builds it")
+    if not _stays(made, text, epochs):
+        raise CannotEdit("what it is built of changes in the loop over the epochs")
+    above, below = source.indent(epochs), source.indent(statement)
+    if inline:
+        taken = {x.id for x in ast.walk(source.tree) if isinstance(x, ast.Name)}
+        free = [n for n in ("loader", "train_loader", "batches_of") if n not in taken]
+        if not free:
+            raise CannotEdit("it has no name")
+        name = free[0]
+        editor.replace(source, source.span(call), name)
+    elif _alone(source, statement):
+        raise CannotEdit("it is built in a block of its own")
+    elif name is None or not source.begins_line(statement):
+        raise CannotEdit("it is built within a longer statement")
+    elif len(list(values_of(epochs, name, deep=True))) != 1:
+        raise CannotEdit("its name is given to something else as well, or deleted")
+    else:
+        editor.replace(source, (source.line_start(statement), source.line_end(statement)), "")
+    first, *rest = text.split("\n")
+    moved = [first, *(above + x.removeprefix(below) if x.strip() else x for x in rest)]
+    made_once = f"{above}{BUILT_ONCE}\n{above}{name} = " + "\n".join(moved)
+    editor.insert(source, source.line_start(epochs), made_once)
+
+
+def _alone(source: Source, statement: ast.stmt) -> bool:
+    """Whether nothing is left of its block without it."""
+    owner = source.parents.get(statement)
+    blocks = (getattr(owner, name, ()) for name in ("body", "orelse", "finalbody"))
+    return any(list(block) == [statement] for block in blocks if isinstance(block, list))
+
+
+def _stays(made: Built, text: str, epochs: Loop) -> bool:
+    """Whether all that the call reads is there before the loop, and stays as it is."""
+    source, call = made.source, made.call
+    assigned = {
+        x.id for x in ast.walk(epochs) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)
+    }
+    if names_in(ast.parse(text)) & assigned or not all(map(_same_again, _evaluated(call))):
+        return False
+    if not all(source.bound_before(name, epochs) for name in names_in(call)):
+        return False
+    by_loop = [argument(call, name, LOADER_PARAMETERS) for name in _READ_BY_LOOP]
+    held = {
+        ast.unparse(x)
+        for given in (*call.args, *(k.value for k in call.keywords))
+        if given not in by_loop
+        for x in ast.walk(given)
+        if isinstance(x, (ast.Name, ast.Attribute))
+        and not isinstance(source.parents[x], ast.Attribute)
+    }
+    held |= {f"{made.name}.dataset"} if made.name is not None else set()
+    return not any(_changes(node, held) for node in ast.walk(epochs))
+
+
+def _evaluated(call: ast.Call) -> Iterator[ast.AST]:
+    """The parts of the arguments that are evaluated where the loader is built."""
+    todo = list(ast.iter_child_nodes(call))
+    while todo:
+        node = todo.pop()
+        yield node
+        todo += [] if isinstance(node, ast.Lambda) else ast.iter_child_nodes(node)
+
+
+def _same_again(node: ast.AST) -> bool:
+    return is_pure(node) or (isinstance(node, ast.Call) and called_name(node) in _SAME_AGAIN)
+
+
+def _changes(node: ast.AST, held: set[str]) -> bool:
+    """Whether it assigns to a part of these, or calls a method of one, or shuffles it."""
+    if isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load):
+        return ast.unparse(node) in held or ast.unparse(node.value) in held
+    call = node.value if isinstance(node, ast.Expr) else None
+    if not isinstance(call, ast.Call):
+        return False
+    if called_name(call) == "shuffle" and any(ast.unparse(x) in held for x in call.args):
+        return True
+    return isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) in held

@@ -47,6 +47,8 @@ CHANGES: Mapping[Kind, Change] = {
         idea="Keep one iterator for an epoch (`batches = iter(loader)` before the loop, "
         "`next(batches)` in it) and make another when it is used up.",
         example=loop_snippets.ITERATOR,
+        caution="Steps then go through the whole dataset: each took the first batch of another "
+        "pass, without a shuffle always the same.",
     ),
     Kind.THREAD_OVERSUBSCRIPTION: Change(
         title="Give every worker one library thread",
@@ -254,24 +256,19 @@ AHEAD = Change(
     example=loop_snippets.AHEAD,
 )
 WORK_CHANGES: Mapping[str, Change] = {
-    "item": Change(
-        title="Keep sums on the device, read them rarely",
-        idea="Keep sums as tensors on the device and call `.item()` once in many steps.",
-        example=loop_snippets.COUNTED_ON_DEVICE,
-        caution=_SUMS,
-    ),
-    "to-host": Change(
-        title="Compute on the device, copy only the result",
-        idea="Keep sums as tensors on the device and call `.item()` once in many steps.",
-        example=loop_snippets.COUNTED_ON_DEVICE,
-        caution=_SUMS,
-    ),
-    "metrics": Change(
-        title="Compute metrics on whole tensors, or rarely",
-        idea="Keep sums as tensors on the device and call `.item()` once in many steps.",
-        example=loop_snippets.COUNTED_ON_DEVICE,
-        caution=_SUMS,
-    ),
+    **{
+        what: Change(
+            title=title,
+            idea="Keep sums as tensors on the device and call `.item()` once in many steps.",
+            example=loop_snippets.COUNTED_ON_DEVICE,
+            caution=_SUMS,
+        )
+        for what, title in (
+            ("item", "Keep sums on the device, read them rarely"),
+            ("to-host", "Compute on the device, copy only the result"),
+            ("metrics", "Compute metrics on whole tensors, or rarely"),
+        )
+    },
     "table": Change(
         title="Make arrays of the table's columns once",
         idea="Take the columns out of the frame once "

@@ -16,6 +16,7 @@ from loaderdoctor.advice.assigned import (
     binds,
     clicked,
     constant,
+    declared,
     default_of,
     dest_of,
     given_of,
@@ -31,6 +32,7 @@ from loaderdoctor.advice.source import Source, called_name
 # An alias of an alias of an alias is followed so far.
 MAX_DEPTH = 8
 Places = Sequence[tuple[str, int]]  # files and lines
+_GROUPS = ("add_argument_group", "add_mutually_exclusive_group")
 _GETENV = ("os.environ.get", "environ.get", "os.getenv", "getenv")
 
 
@@ -83,7 +85,7 @@ class _Finder:
         elif isinstance(node, ast.Call) and node.args and ast.unparse(node.func) in _GETENV:
             key = node.args[0]
         name = text_of(key)
-        return Option(kind="environment", names=(name,)) if name else None
+        return Option(kind="environment", names=(name,), reads="text") if name else None
 
     def _argv(self, source: Source, node: ast.expr) -> Option | None:
         """`sys.argv[3]`, also with what holds where it is missing."""
@@ -94,7 +96,7 @@ class _Finder:
         if isinstance(node, ast.Subscript) and ast.unparse(node.value) in ("sys.argv", "argv"):
             place = node.slice
             if isinstance(place, ast.Constant) and isinstance(place.value, int) and place.value > 0:
-                return Option(kind="place", place=place.value)
+                return Option(kind="place", place=place.value, reads="text")
         return None
 
     def _key_value(self, source: Source, node: ast.expr) -> Option | None:
@@ -113,7 +115,7 @@ class _Finder:
         made = self._assigned(source, held, held.id)
         text = ast.unparse(made) if made is not None else ""
         if "argv" in text and ".split('=')" in text.replace('"', "'").replace(", 1)", ")"):
-            return Option(kind="key", names=(key,))
+            return Option(kind="key", names=(key,), reads="text")
         return None
 
     # Names.
@@ -176,6 +178,11 @@ class _Finder:
             named = next((w for w in words if not w.startswith("-")), None)
             if (named or dest_of([f.partition("/")[0] for f in flags])) != name:
                 continue
+            given = {k.arg: ast.unparse(k.value).rpartition(".")[2] for k in call.keywords}
+            if given.get("type", "int").lower() not in ("int", "float", "str", "bool"):
+                return None
+            if given.keys() & {"callback", "count", "multiple", "nargs"}:
+                return None
             return clicked(flags, is_flag=constant(call, "is_flag") is True)
         return None
 
@@ -204,6 +211,8 @@ class _Finder:
         for place in (default, parameter.annotation):
             for call in ast.walk(place) if place is not None else ():
                 if isinstance(call, ast.Call) and called_name(call) == "Option":
+                    if {k.arg for k in call.keywords} & {"callback", "max", "min", "parser"}:
+                        return None
                     words = (text_of(x) for x in call.args)
                     flags += [w for w in words if w is not None and w.startswith("-")]
         kind = ast.unparse(parameter.annotation) if parameter.annotation is not None else ""
@@ -325,22 +334,9 @@ class _Finder:
                 flags = tuple(w for w in words if w.startswith("-"))
                 given = constant(call, "dest")
                 if flags and (given or dest_of(flags)) == dest:
-                    found.append(self._declared(source, call, flags))
+                    before = self._of_main_parser(source, call)
+                    found.append(declared(call, flags, before_command=before))
         return found[0] if found and all(x == found[0] for x in found) else None
-
-    def _declared(self, source: Source, call: ast.Call, flags: tuple[str, ...]) -> Option:
-        action = next((k.value for k in call.keywords if k.arg == "action"), None)
-        said = text_of(action) or (ast.unparse(action) if action is not None else "store")
-        both = said.endswith("BooleanOptionalAction")
-        long = next((f for f in flags if f.startswith("--")), None)
-        return Option(
-            kind="flag",
-            names=flags,
-            switch=both or said in ("store_true", "store_false"),
-            negated=f"--no-{long[2:]}" if both and long else None,
-            off=said == "store_false",
-            before_command=self._of_main_parser(source, call),
-        )
 
     def _of_main_parser(self, source: Source, call: ast.Call) -> bool:
         """Whether other options may only follow a subcommand: this one comes before it."""
@@ -351,6 +347,8 @@ class _Finder:
         made = next((v for v in values_of(source.tree, holder, deep=True)), None)
         if isinstance(made, ast.Call) and called_name(made) == "add_parser":
             return False
+        if isinstance(made, ast.Call) and called_name(made) in _GROUPS:
+            return self._of_main_parser(source, made)
         return not any(
             holder in ast.unparse(k.value) for x in adds for k in x.keywords if k.arg == "parents"
         )
@@ -376,7 +374,9 @@ class _Finder:
             for call in source.calls():
                 defines = called_name(call).startswith("DEFINE_") and call.args
                 if defines and text_of(call.args[0]) == name:
-                    return Option(kind="flag", names=(f"--{name}",))
+                    is_bool = called_name(call) in ("DEFINE_bool", "DEFINE_boolean")
+                    off = f"--no{name}" if is_bool else None
+                    return Option(kind="flag", names=(f"--{name}",), switch=is_bool, negated=off)
         return None
 
     def _is_hydra(self, source: Source, root: ast.Name, depth: int) -> bool:

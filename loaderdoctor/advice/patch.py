@@ -12,16 +12,9 @@ import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from loaderdoctor.advice.built import built
 from loaderdoctor.advice.call_edit import CannotEdit
-from loaderdoctor.advice.source import (
-    Built,
-    Source,
-    at_label,
-    built,
-    called_name,
-    sources_of,
-    unknown_names,
-)
+from loaderdoctor.advice.source import Source, at_label, called_name, sources_of, unknown_names
 from loaderdoctor.facts import Facts
 from loaderdoctor.instrument.wire.records import LoaderRecord
 from loaderdoctor.settings import Value
@@ -201,13 +194,16 @@ def import_from(editor: Editor, source: Source, module: str, name: str) -> None:
 
 
 def lacking(source: Source, code: str) -> list[str]:
-    """The imports that this code needs and the file does not have."""
+    """The imports that this code needs and the file does not have.
+
+    Raises CannotEdit where the file uses the name of one for something else.
+    """
     needed = unknown_names(code)
-    return [
-        f"import {module}"
-        for name, module in _MODULES.items()
-        if name in needed and source.imports(name) != name
-    ]
+    names = [name for name in _MODULES if name in needed and source.imports(name) != name]
+    for name in names:
+        if source.binds_otherwise(name):
+            raise CannotEdit(f"the script has a {name} of its own")
+    return [f"import {_MODULES[name]}" for name in names]
 
 
 def _names(source: Source) -> set[str]:
@@ -235,7 +231,7 @@ def collector(editor: Editor, facts: Facts, value: Value) -> None:
     flagged = value == "frozen" and outer is at.loop and source.function(at.loop) is not None
     if flagged and _FLAG in source.text:
         raise CannotEdit(f"the script has a {_FLAG} of its own")
-    needed = ["import gc"] if source.imports("gc") != "gc" else []
+    needed = lacking(source, "gc")
     needed += ["", f"{_FLAG} = False"] if flagged else []
     if needed:
         statement_below_imports(editor, source, needed)
@@ -243,7 +239,7 @@ def collector(editor: Editor, facts: Facts, value: Value) -> None:
     if value == "frozen":
         once = [f"{above}gc.collect()", f"{above}gc.freeze()"]
         if flagged:
-            inner = f"{above}{_one_level(above)}"
+            inner = f"{above}{one_level(above)}"
             once = [
                 f"{above}global {_FLAG}",
                 f"{above}if not {_FLAG}:",
@@ -256,7 +252,8 @@ def collector(editor: Editor, facts: Facts, value: Value) -> None:
     editor.insert(source, source.line_end(at.loop), f"{source.indent(at.loop)}gc.collect()")
 
 
-def _one_level(indent: str) -> str:
+def one_level(indent: str) -> str:
+    """What a block within that indent begins with."""
     return "\t" if indent.startswith("\t") else "    "
 
 
@@ -275,6 +272,10 @@ def iterated(facts: Facts, loader: LoaderRecord) -> Iterated | None:
     made = built(facts, loader)
     builder = made.source.function(made.call) if made is not None else None
     by = builder.name if builder is not None else None
+
+    def leaf(loop: ast.For | ast.AsyncFor) -> ast.expr | None:
+        return _leaf(loop.iter, by, sources)
+
     if loader.loop is not None and (found := at_label(sources, loader.loop)) is not None:
         source, line = found
         loops = [
@@ -282,14 +283,18 @@ def iterated(facts: Facts, loader: LoaderRecord) -> Iterated | None:
             for x in _fors(source)
             if x.iter.lineno <= line <= (x.iter.end_lineno or x.iter.lineno)
         ]
-        return _iterated(source, loops, by)
-    if made is None:
+    elif made is None:
         return None
-    if made.name is None:
-        inline = [x for x in _fors(made.source) if made.call in ast.walk(x.iter)]
-        return _iterated(made.source, inline, by)
-    name = made.name
-    return _iterated(made.source, [x for x in _fors(made.source) if _leaf_is(made, x, name)], by)
+    else:
+        source, name = made.source, made.name
+        loops = [
+            x
+            for x in _fors(source)
+            if (made.call in ast.walk(x.iter) if name is None else _is(source, leaf(x), name))
+        ]
+    if len(loops) != 1 or (batches := leaf(loops[0])) is None:
+        return None
+    return Iterated(source, batches, loops[0])
 
 
 def _fors(source: Source) -> Iterator[ast.For | ast.AsyncFor]:
@@ -298,29 +303,46 @@ def _fors(source: Source) -> Iterator[ast.For | ast.AsyncFor]:
             yield node
 
 
-def _leaf_is(made: Built, loop: ast.For | ast.AsyncFor, name: str) -> bool:
-    leaf = _leaf(loop.iter, None)
-    return leaf is not None and made.source.code(leaf) == name
+def _is(source: Source, node: ast.expr | None, name: str) -> bool:
+    return node is not None and source.code(node) == name
 
 
-def _iterated(
-    source: Source, loops: Sequence[ast.For | ast.AsyncFor], builder: str | None
-) -> Iterated | None:
-    if len(loops) != 1:
-        return None
-    leaf = _leaf(loops[0].iter, builder)
-    return None if leaf is None else Iterated(source, leaf, loops[0])
+# What gives something else than the batches of its first argument, one by one.
+_NO_WRAPPERS = frozenset({
+    "chain", "filter", "len", "list", "map", "product", "range", "reversed", "sorted", "starmap",
+    "tuple", "zip", "zip_longest",
+})  # fmt: skip
 
 
-def _leaf(node: ast.expr, builder: str | None) -> ast.expr | None:
+def _leaf(node: ast.expr, builder: str | None, sources: Sequence[Source]) -> ast.expr | None:
     """The loader in what wraps it; None where that can't be told (`zip` of several).
 
     `builder`: the function that builds it, whose arguments are none.
     """
     while isinstance(node, ast.Call) and node.args:
-        if called_name(node).endswith("DataLoader") or called_name(node) == builder:
+        name = called_name(node)
+        if name.endswith("DataLoader") or name == builder:
             return node
-        if called_name(node) == "zip" or isinstance(node.args[0], ast.Starred):
+        if name in _NO_WRAPPERS or isinstance(node.args[0], ast.Starred):
+            return None
+        if any(_asks_more(x, name) for x in sources):
             return None
         node = node.args[0]
     return node if isinstance(node, (ast.Name, ast.Attribute, ast.Call, ast.Subscript)) else None
+
+
+def _asks_more(source: Source, name: str) -> bool:
+    """Whether a function of that name asks its first argument for more than its batches."""
+    for function in ast.walk(source.tree):
+        if not isinstance(function, ast.FunctionDef) or function.name != name:
+            continue
+        names = [x.arg for x in (*function.args.posonlyargs, *function.args.args)]
+        given = next((x for x in names if x not in ("self", "cls")), None)
+        for use in ast.walk(function):
+            if not isinstance(use, ast.Name) or use.id != given:
+                continue
+            owner = source.parents[use]
+            sized = isinstance(owner, ast.Call) and called_name(owner) == "len"
+            if sized or isinstance(owner, (ast.Attribute, ast.Subscript)):
+                return True
+    return False

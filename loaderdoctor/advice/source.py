@@ -1,53 +1,25 @@
-"""Files of the user's as they were when they ran: their tree, and which names exist where.
-
-And in them the call that builds a loader, and what its batches are moved to.
-"""
+"""Files of the user's as they were when they ran: their tree, and which names exist where."""
 
 from __future__ import annotations
 
 import ast
 import builtins
+import io
 import symtable
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import tokenize
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import PurePath
 
-from loaderdoctor.advice.call_edit import CannotEdit, span_of
+from loaderdoctor.advice.call_edit import span_of
 from loaderdoctor.facts import Facts
-from loaderdoctor.instrument.wire.records import LoaderRecord
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _SCOPES = (*_FUNCTIONS, ast.Lambda, ast.ClassDef)
 _OF_MODULES = {"__name__", "__file__", "__doc__", "__spec__", "__package__", "__builtins__"}
 
 Loop = ast.For | ast.AsyncFor | ast.While
-# What a call that builds a loader looks like, the surest first.
-_LOOKS: tuple[Callable[[ast.Call], bool], ...] = (
-    lambda call: called_name(call).endswith("DataLoader"),
-    lambda call: "loader" in called_name(call).lower(),
-    lambda call: any(k.arg in ("num_workers", "batch_size") for k in call.keywords),
-)
-
-
-def _arms(source: Source, call: ast.Call) -> Iterator[tuple[ast.IfExp, str]]:
-    """Expressions `a if … else b` around it, and which of the two it belongs to."""
-    inner: ast.AST = call
-    while (outer := source.parents.get(inner)) is not None and isinstance(outer, ast.expr):
-        if isinstance(outer, ast.IfExp) and inner is not outer.test:
-            yield outer, "body" if inner is outer.body else "orelse"
-        inner = outer
-
-
-def _batch_size(call: ast.Call) -> object:
-    """As written; None where it is no number."""
-    named = next((k.value for k in call.keywords if k.arg == "batch_size"), None)
-    node = named or (call.args[1] if len(call.args) > 1 else None)
-    return node.value if isinstance(node, ast.Constant) else None
-
-
-# What a partial may bind: a number or a switch that the call gives again, in place of its own.
-_REPLACEABLE = {"batch_size", "num_workers", "shuffle", "pin_memory", "drop_last"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,7 +124,7 @@ class Source:
         line = self.statement(node).lineno
         function = self.function(node)
         while function is not None:
-            if name in _parameters(function) or line > _first_bound(function, name):
+            if name in parameters_of(function) or line > _first_bound(function, name):
                 return True
             function = self.function(function)
         limit = line if self.function(node) is None else float("inf")
@@ -167,6 +139,29 @@ class Source:
                 if alias.asname is None and alias.name.startswith(f"{module}."):
                     return module
         return None
+
+    def binds_otherwise(self, module: str) -> bool:
+        """Whether the file's own code gives a module's name to something else than the module."""
+        for node in ast.walk(self.tree):
+            for alias in node.names if isinstance(node, (ast.Import, ast.ImportFrom)) else ():
+                is_it = isinstance(node, ast.Import) and alias.name.partition(".")[0] == module
+                if (alias.asname or alias.name) == module and not is_it:
+                    return True
+            name = getattr(node, "name", None)  # of a function or a class
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                name = node.id
+            if name == module and self.function(node) is None:
+                return True
+        return False
+
+    def hides(self, name: str, node: ast.AST) -> bool:
+        """Whether a function around the node has a value of its own for the name."""
+        function = self.function(node)
+        while function is not None:
+            if name in parameters_of(function) or _first_bound(function, name) < float("inf"):
+                return True
+            function = self.function(function)
+        return False
 
     @property
     def imports_end(self) -> ast.stmt | None:
@@ -202,6 +197,20 @@ def at_label(sources: Iterable[Source], label: str) -> tuple[Source, int] | None
     name, _, line = label.partition("#")[0].rpartition(":")
     named = [x for x in sources if x.name == name]
     return (named[0], int(line)) if len(named) == 1 and line.isdigit() else None
+
+
+def within_strings(text: str) -> set[int]:
+    """Lines that begin within a text of several lines: an indent would change it."""
+    found: set[int] = set()
+    begun: list[int] = []  # where formatted strings begin, which Python 3.12 takes apart
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        kind = tokenize.tok_name[token.type]
+        if kind.endswith("STRING_START"):
+            begun.append(token.start[0])
+        first = begun.pop() if kind.endswith("STRING_END") else token.start[0]
+        if "STRING" in kind:
+            found |= set(range(first + 1, token.end[0] + 1))
+    return found
 
 
 def called_name(call: ast.Call) -> str:
@@ -249,7 +258,7 @@ def unknown_names(text: str) -> frozenset[str]:
     )
 
 
-def _parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+def parameters_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
     given = function.args
     every = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
     return {x.arg for x in every if x is not None}
@@ -273,128 +282,3 @@ def _first_bound(scope: ast.AST, name: str) -> float:
             lines.append(node.lineno)
         todo += ast.iter_child_nodes(node)
     return min(lines)
-
-
-@dataclass(frozen=True, slots=True)
-class Built:
-    """The call that builds a loader."""
-
-    source: Source
-    call: ast.Call
-
-    @property
-    def holder(self) -> ast.Assign | ast.AnnAssign | None:
-        """The statement that gives the loader alone a name; None where none does."""
-        statement = self.source.statement(self.call)
-        if isinstance(statement, ast.AnnAssign) and statement.value is self.call:
-            return statement
-        if isinstance(statement, ast.Assign) and statement.value is self.call:
-            return statement if len(statement.targets) == 1 else None
-        return None
-
-    @property
-    def name(self) -> str | None:
-        """What that statement calls it: `loader`, `self.loader`."""
-        holder = self.holder
-        if holder is None:
-            return None
-        target = holder.target if isinstance(holder, ast.AnnAssign) else holder.targets[0]
-        return self.source.code(target) if isinstance(target, (ast.Name, ast.Attribute)) else None
-
-    @property
-    def dataset(self) -> ast.expr | None:
-        """Its dataset as written."""
-        named = next((k.value for k in self.call.keywords if k.arg == "dataset"), None)
-        first = self.call.args[0] if self.call.args else None
-        node = named or first
-        return None if isinstance(node, ast.Starred) else node
-
-    def keyword(self, name: str) -> ast.expr | None:
-        """A keyword argument as written."""
-        return next((k.value for k in self.call.keywords if k.arg == name), None)
-
-    @property
-    def is_torchs(self) -> bool:
-        """Whether its positional arguments are those of torch's DataLoader."""
-        return called_name(self.call) in {"DataLoader", *_aliases(self.source)}
-
-    @property
-    def unpacks(self) -> bool:
-        """Whether some of its arguments are not to be read: `*args`, `**options`."""
-        return any(isinstance(x, ast.Starred) for x in self.call.args) or any(
-            k.arg is None for k in self.call.keywords
-        )
-
-
-def built(facts: Facts, loader: LoaderRecord) -> Built | None:
-    """The call that builds it in the user's files; None where a library does, or none is found."""
-    found = at_label(sources_of(facts), loader.id)
-    if found is None or loader.library is not None:
-        return None
-    source, line = found
-    here = [x for x in source.calls() if x.lineno <= line <= (x.end_lineno or x.lineno)]
-    bound = {**dict.fromkeys(_aliases(source), True), **_partials(source)}
-    looks: list[Callable[[ast.Call], bool]] = [*_LOOKS, lambda call: called_name(call) in bound]
-    for fits in looks:
-        named = [x for x in here if fits(x)]
-        exact = [x for x in named if x.lineno == line] or named
-        arms = {arm for x in exact for arm in _arms(source, x)}
-        if len(arms) != len({node for node, _ in arms}):  # of `a if … else b` one alone was built
-            exact = [x for x in exact if _batch_size(x) in (None, loader.batch_size)]
-            if len(exact) > 1:
-                return None
-        if exact:
-            call = exact[min(loader.call_index, len(exact) - 1)]
-            return Built(source, call) if bound.get(called_name(call), True) else None
-    return None
-
-
-def _aliases(source: Source) -> set[str]:
-    """What the file calls torch's DataLoader: `from torch.utils.data import DataLoader as DL`."""
-    return {
-        name.asname
-        for node in ast.walk(source.tree)
-        if isinstance(node, ast.ImportFrom) and node.module == "torch.utils.data"
-        for name in node.names
-        if name.name == "DataLoader" and name.asname is not None
-    }
-
-
-def _partials(source: Source) -> dict[str, bool]:
-    """Functions that are a DataLoader with some arguments: `partial(DataLoader, …)`.
-
-    By their names, whether a call of them may be given arguments: none that is bound is lost.
-    """
-    return {
-        target.id: all(x.arg in _REPLACEABLE for x in node.value.keywords)
-        for node in ast.walk(source.tree)
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
-        if called_name(node.value) == "partial" and len(node.value.args) == 1
-        if ast.unparse(node.value.args[0]).endswith("DataLoader")
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
-
-
-def flat_dict(loader: LoaderRecord) -> bool:
-    """Whether batches are dicts. Raises CannotEdit where they are neither lists nor dicts."""
-    paths = [tensor.path for tensor in loader.batch]
-    if paths and all(path.startswith("['") and path.count("[") == 1 for path in paths):
-        return True
-    if paths and all(path.startswith("[") and path.count("[") == 1 for path in paths):
-        return False
-    raise CannotEdit("its batches are neither lists nor dicts of tensors")
-
-
-def moved_to(facts: Facts) -> ast.expr | None:
-    """What the loop moves its batches to, as it writes it."""
-    sources = sources_of(facts)
-    for transfer in facts.transfers:
-        place = at_label(sources, transfer.site)
-        if place is None or transfer.call != "to":
-            continue
-        source, line = place
-        for call in source.calls():
-            if called_name(call) == "to" and call.lineno == line and call.args:
-                return call.args[0]
-    return None

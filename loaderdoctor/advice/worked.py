@@ -11,7 +11,12 @@ import msgspec
 
 from loaderdoctor.advice import dataset_snippets
 from loaderdoctor.advice.call_edit import parsed_call, span_of
-from loaderdoctor.advice.code import CodeEdit, edit_loader_call, loader_call
+from loaderdoctor.advice.code import (
+    LOADER_PARAMETERS,
+    CodeEdit,
+    edit_loader_call,
+    loader_call,
+)
 from loaderdoctor.instrument.wire.records import LoaderRecord, StoreRecord, TensorRecord
 from loaderdoctor.settings import Settings
 
@@ -29,6 +34,7 @@ class Wrapping:
     code: str  # what defines it
     dataset: str  # what the loader is given; braces stand for the dataset as written
     slices: bool = False  # whole batches: collated by `as_it_is`, without workers
+    keeps: bool = False  # makes every sample when it is built
 
     def over(self, dataset: str) -> str:
         """What the loader is given, of the dataset as written."""
@@ -113,11 +119,13 @@ def sliced(loader: LoaderRecord | None) -> Wrapping:
             "tuple(column[index] for column in self.columns)",
             "{name: column[index] for name, column in self.columns.items()}",
         )
-    return Wrapping(code=_definitions(text), dataset="Sliced({})", slices=True)
+    return Wrapping(code=_definitions(text), dataset="Sliced({})", slices=True, keeps=True)
 
 
 CACHED = Wrapping(
-    code=dataset_snippets.CACHED[: dataset_snippets.CACHED.rindex(_LOADER)], dataset="Cached({})"
+    code=dataset_snippets.CACHED[: dataset_snippets.CACHED.rindex(_LOADER)],
+    dataset="Cached({})",
+    keeps=True,
 )
 
 
@@ -191,10 +199,12 @@ def with_dataset(
         return None
     source, (start, end) = found
     call_start, call_end = loader_call(source, loader.call_index)  # type: ignore[misc]  # found
-    keywords = {k.arg for k in parsed_call(source[call_start:call_end]).keywords}  # type: ignore[union-attr]
+    call = parsed_call(source[call_start:call_end])
+    assert call is not None  # it holds the dataset
+    keywords = {k.arg for k in call.keywords}
     after = source[:start] + dataset + source[end:]
     if collate is not None:
-        if "collate_fn" in keywords:
+        if "collate_fn" in keywords or len(call.args) > LOADER_PARAMETERS.index("collate_fn"):
             return None
         if None in keywords and loader.collate != "default_collate":
             return None  # what is unpacked holds one already

@@ -8,15 +8,14 @@ are.
 from __future__ import annotations
 
 import ast
-import io
 import re
 import shlex
-import tokenize
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from loaderdoctor.advice import CodeAdvice
 from loaderdoctor.advice.assigned import Option, key_of
+from loaderdoctor.advice.built import built
 from loaderdoctor.advice.call_edit import CannotEdit, argument
 from loaderdoctor.advice.code import (
     LOADER_PARAMETERS,
@@ -30,7 +29,7 @@ from loaderdoctor.advice.fit_settings import fit_settings
 from loaderdoctor.advice.ideas import KEPT_BATCHES
 from loaderdoctor.advice.options import option_of
 from loaderdoctor.advice.patch import Editor, Patch
-from loaderdoctor.advice.source import Source, built, names_in, sources_of
+from loaderdoctor.advice.source import Source, names_in, sources_of, within_strings
 from loaderdoctor.facts import Facts
 from loaderdoctor.findings import Kind
 from loaderdoctor.findings.exposure import needs_guard
@@ -177,13 +176,12 @@ def _n_words(facts: Facts) -> int:
 
 def _typed(option: Option, value: Value) -> tuple[str, ...] | None:
     """The words of an option with this value; None where it can't be given."""
-    if option.kind in ("place", "environment"):
-        return (str(int(value) if isinstance(value, bool) else value),)
-    if option.kind == "key":
-        return (f"{option.names[0]}={value}",)
-    flag = min(option.names, key=lambda n: (n.startswith("--"), len(n)))
+    flag = min(option.names, key=lambda n: (n.startswith("--"), len(n)), default="")
     if not option.switch:
-        return flag, str(value)
+        said = option.spelled(value)
+        if said is None or option.kind in ("place", "environment"):
+            return (said,) if said is not None else None
+        return (f"{flag}={said}",) if option.kind == "key" else (flag, said)
     if not isinstance(value, bool):
         return None
     if value != option.off:
@@ -251,6 +249,7 @@ _DEFINES = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, a
 _BY_CODE = {
     Kind.TF32_OFF: NUMERICS_CHANGE,
     Kind.CUDNN_BENCHMARK_OFF: NUMERICS_CHANGE,
+    Kind.ITERATOR_RECREATED: "each step takes the next batch, not the first of another pass",
     Kind.PADDING_WASTE: "batches hold samples of one length",
     Kind.BIAS_BEFORE_BATCHNORM: FEWER_PARAMETERS,
 }
@@ -292,7 +291,7 @@ def _under_guard(main: Source, text: str) -> tuple[str | None, int, int]:
         return None, first, last
     lines = text.split("\n")
     at = runs[0].lineno - 1
-    kept = _within_strings(text)
+    kept = within_strings(text)
     moved = [
         f"    {line}" if line.strip() and number not in kept else line
         for number, line in enumerate(lines[at:], at + 1)
@@ -320,15 +319,6 @@ def _running(tree: ast.Module) -> list[ast.stmt]:
     if not runs:
         raise CannotEdit("nothing of the script runs")
     return runs
-
-
-def _within_strings(text: str) -> set[int]:
-    """Lines that begin within a text of several lines: an indent would change it."""
-    found: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.STRING or token.string.startswith(('f"""', "f'''")):
-            found |= set(range(token.start[0] + 1, token.end[0] + 1))
-    return found
 
 
 def written(facts: Facts, settings: Settings) -> Written:

@@ -47,8 +47,8 @@ self.loader = torch.utils.data.DataLoader(
         ("return DataLoader(make(ds(1)), batch_size=int(a[0]))",
          "return DataLoader(make(ds(1)), batch_size=int(a[0]), num_workers=6)"),
         ("x = MyDataLoader(ds, 'a)b')", "x = MyDataLoader(ds, 'a)b', num_workers=6)"),
-        ("x = fast_loader(ds)", "x = fast_loader(ds, num_workers=6)"),
-        ("x = build(ds, batch_size=4)", "x = build(ds, batch_size=4, num_workers=6)"),
+        ("x = FastLoader(ds)", "x = FastLoader(ds, num_workers=6)"),
+        ("x = build(ds, num_workers=4)", "x = build(ds, num_workers=6)"),
         ("x = DataLoader(\n    ds,\n)", "x = DataLoader(\n    ds,\n    num_workers=6,\n)"),
         ("x = DataLoader(ds,\n               batch_size=4)",
          "x = DataLoader(ds,\n               batch_size=4, num_workers=6)"),
@@ -107,8 +107,10 @@ def test_a_call_that_unpacks_twice_gives_a_hint() -> None:
 
 
 @pytest.mark.parametrize(
-    "code", [None, "", "loader = DataLoader(ds,", "x = DataLoader(*parts)", "loader = pipe | more"]
-)
+    "code",
+    [None, "", "loader = DataLoader(ds,", "x = DataLoader(*parts)", "loader = pipe | more",
+     "x = fast_loader(ds)", "x = build(ds, batch_size=4)"],
+)  # fmt: skip
 def test_what_cannot_be_edited_is_a_hint(code: str | None) -> None:
     edit = edit_loader_call(code, PINNED_SIX)
     assert not edit.exact
@@ -203,6 +205,9 @@ def test_any_text_gives_an_edit_or_a_hint_and_no_error(text: str) -> None:
         ("to", "x, y = x.to(d), y.to(d)",
          "x, y = x.to(d, non_blocking=True), y.to(d, non_blocking=True)"),
         ("to", "x = x.to(torch.float32).to(d)", "x = x.to(torch.float32).to(d, non_blocking=True)"),
+        ("to", 'x = f(x.to(d)).to("cpu")', 'x = f(x.to(d, non_blocking=True)).to("cpu")'),
+        ("to", "x = x.to(d).to(device=torch.device('cpu'))",
+         "x = x.to(d, non_blocking=True).to(device=torch.device('cpu'))"),
         ("to", "x = x.to(d, non_blocking=False)", "x = x.to(d, non_blocking=True)"),
         ("to", "loss = f(x.to(device=d))", "loss = f(x.to(device=d, non_blocking=True))"),
         ("to", "batch = {k: v.to(d) for k, v in batch.items()}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from loaderdoctor.advice.fit_transforms import cached_before
 from loaderdoctor.advice.prescription import code_advice
 from loaderdoctor.facts import Facts
 from loaderdoctor.findings import Finding, Kind, Severity
-from tests.advice.printed import SCRIPTS, facts_of, marked
+from tests.advice.printed import SCRIPTS, applied, blocks, facts_of, finding, marked
 
 LOOP = """\
 import torch
@@ -104,3 +105,41 @@ def test_a_dataset_without_a_transform_of_its_own_is_not_taken_apart() -> None:
     imported = ("import torch\n", "import torch\nimport torchvision\n")
     assert cached_before(images(*imported, dataset="CIFAR10"), "Flip") is not None
     assert cached_before(images(*imported, dataset="Subset"), "Flip") is None
+
+
+def test_a_sum_is_a_number_again_behind_the_loop_over_the_loader() -> None:
+    facts = looping("total += loss.item()")
+    code = code_for(facts, "item")
+    assert code is not None
+    assert facts.script is not None
+    (text,) = facts.script.sources.values()
+    after = applied(text, blocks(code)).splitlines()
+    at = after.index("    total = torch.as_tensor(total).item()  # a number again")
+    assert after[at - 1].lstrip().startswith("total += loss.detach()")
+
+
+def test_what_is_made_rare_keeps_its_texts_and_the_scripts_indent() -> None:
+    text = (
+        "from torch.utils.data import DataLoader\nloader = DataLoader([0.0] * 9)  # train loader\n"
+        "for step, x in enumerate(loader):  # train loop\n"
+        "\tprint('a \\\nb', f'''c\n{step}\n d''',\n\t\tx)  # hot print\n"
+    )
+    facts = facts_of(Path("loop.py"), text=text)
+    code = fitted(facts, finding(Kind.WORK_BETWEEN_STEPS, text, "loop.py"))
+    assert code is not None
+    after = applied(text, blocks(code))
+    (guarded,) = (x for x in ast.walk(ast.parse(after)) if isinstance(x, ast.If))
+    (loop,) = (x for x in ast.walk(ast.parse(text)) if isinstance(x, ast.For))
+    assert ast.dump(guarded.body[0]) == ast.dump(loop.body[0])
+    assert "\n\tif step % 100 == 0:\n\t\tprint(" in after
+
+
+def test_the_iterator_that_is_made_once_is_that_of_the_loader() -> None:
+    text = (SCRIPTS / "recreated.py").read_text()
+    wanted = finding(Kind.ITERATOR_RECREATED, text, "recreated.py")
+    code = fitted(facts_of(SCRIPTS / "recreated.py"), wanted)
+    assert code is not None and "forever(loader)" in code
+    other = text.replace("next(iter(loader))  # train loop", "next(iter(validation))")
+    read = "    validation = loader  # train loop\n    for step in"
+    other = other.replace("    for step in", read)
+    assert fitted(facts_of(SCRIPTS / "recreated.py", text=other), wanted) is None

@@ -130,3 +130,49 @@ def test_without_the_files_nothing_is_written() -> None:
     assert facts.script is not None
     bare = replace(facts, script=msgspec.structs.replace(facts.script, sources={}))
     assert line_change(bare, hotspot) is None
+
+
+DEEP = "deepcopy(self.graphs[i])"
+
+
+@pytest.mark.parametrize(
+    ("imported", "call", "after"),
+    [
+        ("import copy as cp", "cp.deepcopy(self.graphs[i])", "cp.copy(self.graphs[i])"),
+        ("from copy import deepcopy", "deepcopy(self.graphs[i])", "copy.copy(self.graphs[i])"),
+        ("from copy import copy, deepcopy", "deepcopy(self.graphs[i])", None),
+        ("from copy import deepcopy", "(copy := deepcopy(self.graphs[i]))", None),
+    ],
+)
+def test_a_name_of_the_scripts_own_is_not_taken_by_an_import(
+    imported: str, call: str, after: str | None
+) -> None:
+    path = SCRIPTS / "deep.py"
+    text = path.read_text()
+    assert DEEP in text and "from copy import deepcopy" in text
+    text = text.replace(DEEP, call).replace("from copy import deepcopy", imported)
+    facts = starved(path, "fetch", {}, text)
+    (hotspot,) = facts.workers.lines if facts.workers is not None else ()
+    change = line_change(facts, hotspot)
+    if after is None:
+        assert change is None
+        return
+    assert change is not None
+    made = applied(text, blocks(change.code))
+    assert after in made and output(made) == output(text)
+
+
+@pytest.mark.parametrize(
+    "later",
+    ["self.frame = self.frame[::-1]", "self.frame['label'] = 0", "self.frame.loc[0, 'label'] = 1",
+     "self.frame.sort_values('label', inplace=True)", "self.frame.pop('label')", "del self.frame"],
+)  # fmt: skip
+def test_columns_of_a_frame_that_changes_later_stay_in_it(later: str) -> None:
+    path = SCRIPTS / "frame.py"
+    text, method = path.read_text(), "    def __getitem__("
+    assert text.count(method) == 1
+    for line_, kept in ((later, True), ("print(len(self.frame))", False)):
+        changed = text.replace(method, f"    def draw(self):\n        {line_}\n\n{method}")
+        facts = starved(path, "fetch", {}, changed)
+        (hotspot,) = facts.workers.lines if facts.workers is not None else ()
+        assert (line_change(facts, hotspot) is None) is kept

@@ -140,3 +140,28 @@ def test_a_loader_under_another_name_is_found_and_its_places_are_known() -> None
     text = text.format(parameters="", loop="get_loader()")
     found = written(facts_of(Path("train.py"), text=text), Settings(num_workers=3))
     assert "DL(rows, 2, True, None, None, 3)" in applied(text, blocks(found.code))
+
+
+@pytest.mark.parametrize(
+    "over",
+    ["map(f, loader)", "chain(loader, rows)", "range(len(loader))", "product(loader, rows)",
+     "sorted(loader)", "enumerate(zip(loader, rows))", "log_every(loader, 10)",
+     "enumerate(named(loader))"],
+)  # fmt: skip
+def test_what_takes_more_than_the_batches_is_no_wrapper(over: str) -> None:
+    helpers = (
+        "def log_every(batches, n):\n    print(len(batches))\n    yield from batches\n\n"
+        "def named(batches):\n    print(batches.dataset)\n    return batches\n\n"
+        "def plain(batches):\n    yield from batches\n\nrows = "
+    )
+    text = BUILT.format(parameters="data", dataset="data", loop=over)
+    text = text.replace("rows = ", helpers).replace(
+        "for epoch", "loader = get_loader(rows)\nfor epoch"
+    )
+    facts = facts_of(Path("train.py"), text=text)
+    assert facts.main_loader is not None
+    assert iterated(facts, facts.main_loader) is None
+    assert written(facts, Settings(background="host")).code == ""
+    seen_through = facts_of(Path("train.py"), text=text.replace(over, "plain(loader)"))
+    assert seen_through.main_loader is not None
+    assert iterated(seen_through, seen_through.main_loader) is not None

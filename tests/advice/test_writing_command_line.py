@@ -495,3 +495,81 @@ def test_of_a_helper_that_is_called_twice_the_call_under_way_counts(
 def replace_callers(facts: Facts, callers: tuple[tuple[str, int], ...]) -> Facts:
     loaders = tuple(msgspec.structs.replace(x, callers=callers) for x in facts.loaders)
     return replace(facts, loaders=loaders)
+
+
+@pytest.mark.parametrize(
+    ("declared", "value", "option"),
+    [
+        ('"--workers", type=int, choices=[0, 2, 4]', 9, None),
+        ('"--workers", type=int, choices=[0, 2, 9]', 9, "--workers 9"),
+        ('"--workers", type=int, choices=range(0, 9)', 9, None),
+        ('"--workers", type=int, choices=range(0, 10)', 9, "--workers 9"),
+        ('"--workers", type=int, choices=COUNTS', 9, None),
+        ('"--workers", type=int, nargs="+"', 9, None),
+        ('"--workers", type=int, nargs="?"', 9, "--workers 9"),
+        ('"--workers", action="count"', 9, None),
+        ('"--workers", action=Workers', 9, None),
+        ('"--workers", type=lambda text: 2 * int(text)', 9, None),
+        ('"--workers", type=positive_int', 9, "--workers 9"),
+        ('"--pin", type=int', True, "--pin 1"),
+        ('"--pin", type=int', False, "--pin 0"),
+        ('"--pin", type=bool', True, "--pin 1"),
+        ('"--pin", type=bool', False, None),  # bool("False") is true
+        ('"--pin"', True, "--pin 1"),
+        ('"--pin"', False, None),
+        ('"--pin", type=str2bool', False, "--pin False"),
+        ('"--pin", type=lambda text: text.lower() == "true"', False, "--pin False"),
+        ('"--pin", type=lambda text: text == "yes"', True, None),
+        ('"--pin", action="store_const", const=True', True, None),
+    ],
+)
+def test_an_option_is_given_what_it_reads_as_the_value(
+    declared: str, value: int, option: str | None
+) -> None:
+    name, axis = ("pin", "pin_memory") if "--pin" in declared else ("workers", "num_workers")
+    text = (
+        f"parser = argparse.ArgumentParser()\nparser.add_argument({declared})\n"
+        f"args = parser.parse_args()\ndata = [0.0]\n"
+        f"loader = DataLoader(data, {axis}=args.{name})  # train loader\n"
+    )
+    facts = started(text)
+    assert _options(facts, **{axis: value}) == ((option,) if option is not None else None)
+    assert bool(written(facts, Settings(**{axis: value})).code) == (option is None)
+
+
+def test_what_arrives_as_text_is_never_told_false() -> None:
+    text = PLAIN + 'pin = bool(os.environ.get("PIN"))\n'
+    text += "loader = DataLoader(data, pin_memory=pin)  # train loader\n"
+    assert _options(started(text), pin_memory=True) == ("PIN=1",)
+    assert _options(started(text), pin_memory=False) is None
+    words = (
+        WORDS + 'loader = DataLoader(data, pin_memory=bool(options.get("pin")))  # train loader\n'
+    )
+    assert _options(started(words), pin_memory=True) == ("pin=1",)
+    assert _options(started(words), pin_memory=False) is None
+
+
+def test_a_switch_of_absl_takes_no_word() -> None:
+    text = ABSL.replace('DEFINE_integer("num_workers", 4', 'DEFINE_boolean("pin", False')
+    text += "loader = DataLoader(data, pin_memory=FLAGS.pin)  # train loader\n"
+    assert _options(started(text), pin_memory=True) == ("--pin",)
+    assert _options(started(text), pin_memory=False) == ("--nopin",)
+
+
+@pytest.mark.parametrize("given", ["multiple=True", "type=click.IntRange(0, 4)", "count=True"])
+def test_an_option_of_click_that_takes_other_values_is_none(given: str) -> None:
+    facts = started(CLICK.replace("default=4", given), "x")
+    assert _options(facts, num_workers=9) is None
+
+
+def test_an_option_in_a_group_of_a_subcommand_follows_it() -> None:
+    text = """
+parser = argparse.ArgumentParser()
+train = parser.add_subparsers().add_parser("train")
+group = train.add_argument_group("data")
+group.add_argument("--workers", type=int)
+args = parser.parse_args()
+data = [0.0]
+"""
+    again = rerun(started(text + LOADER.format("args.workers"), "train"), NINE)
+    assert again is not None and again.command == "python train.py train --workers 9"

@@ -1,0 +1,83 @@
+"""The call that builds a loader: what its arguments are, and what may be added to them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from loaderdoctor.advice.writing import written
+from loaderdoctor.settings import Settings
+from tests.advice.printed import applied, blocks, facts_of
+
+SCRIPT = """
+import torch
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+from helpers import get_loader, BucketLoader
+data = [0.0] * 32
+{}
+for x in loader:  # train loop
+    pass
+"""
+
+
+def changed(body: str, settings: Settings) -> str:
+    """The script with what is printed; empty where nothing is."""
+    text = SCRIPT.format(body).lstrip("\n")
+    code = written(facts_of(Path("train.py"), text=text), settings).code
+    return applied(text, blocks(code)) if code else ""
+
+
+@pytest.mark.parametrize(
+    ("body", "after"),
+    [
+        ("loader = get_loader('root')  # train loader", ""),
+        ("loader = get_loader('root', num_workers=2)  # train loader",
+         "get_loader('root', num_workers=4)"),
+        ("loader = BucketLoader(data)  # train loader", "BucketLoader(data, num_workers=4)"),
+        ("def my_loader(part, **given):\n    return DataLoader(part, **given)\n"
+         "loader = my_loader(data, batch_size=2)  # train loader",
+         "my_loader(data, batch_size=2, num_workers=4)"),
+        ("def my_loader(part, size):\n    return DataLoader(part, batch_size=size)\n"
+         "loader = my_loader(data, 2)  # train loader", ""),
+        ("class Mine(DataLoader):\n    def __init__(self, data):\n"
+         "        super().__init__(data, 8, False, None, None, 2)  # train loader\n"
+         "loader = Mine(data)", "super().__init__(data, 8, False, None, None, 4)"),
+        ("class Mine(DataLoader):\n    def __init__(self, data):\n"
+         "        DataLoader.__init__(self, data, batch_size=8)  # train loader\n"
+         "loader = Mine(data)", "DataLoader.__init__(self, data, batch_size=8, num_workers=4)"),
+    ],
+)  # fmt: skip
+def test_an_argument_goes_where_it_is_taken(body: str, after: str) -> None:
+    written_ = changed(body, Settings(num_workers=4))
+    assert after in written_ if after else written_ == ""
+
+
+def test_what_is_no_dataset_is_wrapped_in_nothing() -> None:
+    assert "Cached(data)" in changed("loader = DataLoader(data)  # train loader", KEEP)
+    for call in ("get_loader('root')", "BucketLoader(data)"):
+        assert changed(f"loader = {call}  # train loader", KEEP) == ""
+    base = (
+        "class Mine(DataLoader):\n    def __init__(self, data):\n"
+        "        DataLoader.__init__(self, data)  # train loader\nloader = Mine(data)"
+    )
+    assert changed(base, KEEP) == ""
+
+
+KEEP = Settings(cache=True)
+
+
+def test_a_collate_function_is_given_once() -> None:
+    rows = "data = TensorDataset(torch.zeros(32, 4), torch.zeros(32, 4))\nloader = "
+    by_name = f"{rows}DataLoader(data, 8, True)  # train loader"
+    by_place = f"{rows}DataLoader(data, 8, True, None, None, 0, None)  # train loader"
+    whole = Settings(batched=True, num_workers=0)
+    assert "collate_fn=as_it_is" in changed(by_name, whole)
+    assert changed(by_place, whole) == ""
+
+
+@pytest.mark.parametrize("name", ["Adadelta", "Adam"])
+def test_only_optimizers_that_have_a_fused_form_are_told_to_use_it(name: str) -> None:
+    body = f"opt = torch.optim.{name}([])\nloader = DataLoader(data)  # train loader"
+    after = changed(body, Settings(fused_optimizer=True))
+    assert ("fused=True" in after) == (name == "Adam")

@@ -273,7 +273,9 @@ def confirmed(known: Known, last: Round | None) -> Round | Done:
     fewest = max(1, MIN_PAIRS - done)  # fewer tell nothing; of another candidate there were enough
     if last is not None and fewest * _round_s(known, among, plan) > _left_s(known):
         return Done()
-    number = 1 if last is None else last.number + 1
+    # Rounds of a sweep that was interrupted have theirs: windows of two times are no pair.
+    before = (m.round for trial in known.trials for m in trial.of("confirm"))
+    number = 1 + (max(before, default=0) if last is None else last.number)
     at_least = 1 if known.searching else MIN_STEPS
     costs = [(trial.index, known.cost(trial)) for trial in among]
     found = [

@@ -194,3 +194,11 @@ def test_no_other_candidate_is_begun_that_the_second_cap_leaves_no_time_for() ->
     end_s = SECOND_CAP * seen.options.budget_s
     assert isinstance(confirmed(replace(seen, spent_s=end_s), first), Done)
     assert isinstance(confirmed(replace(seen, spent_s=0.0), first), Round)
+
+
+def test_rounds_that_go_on_after_an_interruption_pair_with_no_earlier_ones() -> None:
+    made = trials([10.0, 5.0])
+    for number, index in ((1, 0), (1, 1), (2, 0)):  # cut short in its second round
+        made[index].measurements.append(measured("confirm", number, 10.0 - 5 * index))
+    decision = confirmed(known(made), None)
+    assert isinstance(decision, Round) and decision.number == 3

@@ -41,25 +41,26 @@ _WORKERS_ROWS = tuple(
 )
 
 
+ABOUT_AS_LONG = "loading and the rest take about as long"
+
+
 def _only_while_load_exceeds_compute(figures: Figures) -> Judged:
     """Workers must help where load > compute at 0 workers, and must not where it is smaller."""
     load = figures.load_and_rest_ms()
     if load is None:
         return not_testable("what loading costs was not measured (no ablation)")
-    load_ms, rest_ms = load
+    load_ms, rest_ms = (x.value for x in load)
     changes = [figures.change(_row(n), _row(0)) for n in _WORKERS[1:]]
     known = [c for c in changes if c.estimate is not None]
     if not known:
         return worst(changes)
     best = min(known, key=lambda change: change.value)
-    helped = faster(best)
-    words = f"load {load_ms:.3g} ms, rest {rest_ms:.3g} ms; best with workers: {helped.ours}"
-    if load_ms > rest_ms:
-        return Judged(verdict=helped.verdict, ours=words, reason=helped.reason)
-    turned = {"agrees": "disagrees", "disagrees": "agrees"}
-    noise = helped.verdict == "not separable from noise"
-    verdict = "agrees" if noise else turned.get(helped.verdict, helped.verdict)
-    return Judged(verdict=verdict, ours=words, reason=helped.reason)  # type: ignore[arg-type]
+    longer = load[0].low > load[1].high
+    judged = faster(best) if longer else not_faster(best)
+    ours = f"load {load_ms:.3g} ms, rest {rest_ms:.3g} ms; best with workers: {judged.ours}"
+    if not longer and load[0].high >= load[1].low:
+        return Judged(verdict="not separable from noise", ours=ours, reason=ABOUT_AS_LONG)
+    return Judged(verdict=judged.verdict, ours=ours, reason=judged.reason)
 
 
 WORKERS_PINNING = Preset(
@@ -104,23 +105,18 @@ _PREFETCHER_ROWS = tuple(
 def _each(figures: Figures) -> Judged:
     pairs = ("background", "side stream")
     return all_hold(
-        [
-            faster(mean_change(figures, name, ["plain"], (COPIED,)), published=-0.10)
-            for name in pairs
-        ]
+        [faster(mean_change(figures, name, "plain", (COPIED,)), published=-0.10) for name in pairs]
     )
 
 
 def _both(figures: Figures) -> Judged:
-    ones = [
-        mean_change(figures, "both", [name], (COPIED,)) for name in ("background", "side stream")
-    ]
+    ones = [mean_change(figures, "both", name, (COPIED,)) for name in ("background", "side stream")]
     return all_hold([not_faster(one) for one in ones])
 
 
 def _little_when_resident(figures: Figures) -> Judged:
     ones = [
-        mean_change(figures, name, ["plain"], (RESIDENT,)) for name in ("background", "side stream")
+        mean_change(figures, name, "plain", (RESIDENT,)) for name in ("background", "side stream")
     ]
     return all_hold([not_faster(one) for one in ones])
 

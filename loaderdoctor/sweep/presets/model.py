@@ -154,9 +154,9 @@ def grows(figures: Figures, name: str, groups: Sequence[str]) -> Judged:
     return all_hold([slower(figures.epoch_change(name, after, before)) for before, after in pairs])
 
 
-def mean_change(figures: Figures, name: str, bases: Sequence[str], groups: Sequence[str]) -> Change:
-    """Time of a row against others of its group: the mean over bases and groups."""
-    return mean_of(figures.change(name, base, group) for base in bases for group in groups)
+def mean_change(figures: Figures, name: str, base: str, groups: Sequence[str]) -> Change:
+    """Time of a row against another of its group: the mean over groups."""
+    return mean_of(figures.change(name, base, group) for group in groups)
 
 
 _WORST: tuple[Verdict, ...] = ("disagrees", "not testable here", "not separable from noise")
@@ -346,12 +346,12 @@ class Figures:
             return Change(reason="not recorded")
         return Change(estimate=noise.change(share, before))
 
-    def load_and_rest_ms(self) -> tuple[float, float] | None:
+    def load_and_rest_ms(self) -> tuple[Estimate, Estimate] | None:
         """(what loading costs the loop as it is, what remains without it), per step."""
         facts = self.ablation
         if facts is None or facts.input_ms is None or facts.no_input_ms is None:
             return None
-        return facts.input_ms.value, facts.no_input_ms.value
+        return facts.input_ms, facts.no_input_ms
 
     def _result(self, name: str, group: str | None) -> Result:
         index = self.index(name, group)

@@ -80,45 +80,45 @@ def _resident_fastest(figures: Figures) -> Judged:
     others = [name for name in MATRIX if name != RESIDENT]
     return all_hold(
         [
-            faster(mean_change(figures, RESIDENT, [name], MAIN))
+            faster(mean_change(figures, RESIDENT, name, MAIN))
             for name in others
             if any(figures.measured(name, part) for part in MAIN)
         ]
-        or [faster(mean_change(figures, RESIDENT, [BASELINE], MAIN))]
+        or [faster(mean_change(figures, RESIDENT, BASELINE, MAIN))]
     )
 
 
 def _pinning(figures: Figures) -> Judged:
-    with_background = faster(mean_change(figures, "8", ["9"], MAIN))
-    small = faster(mean_change(figures, "1", [BASELINE], MAIN[:1]))
-    large = unchanged(mean_change(figures, "1", [BASELINE], MAIN[-1:]))
+    with_background = faster(mean_change(figures, "8", "9", MAIN))
+    small = faster(mean_change(figures, "1", BASELINE, MAIN[:1]))
+    large = unchanged(mean_change(figures, "1", BASELINE, MAIN[-1:]))
     return all_hold([with_background, small, large])
 
 
 def _non_blocking(figures: Figures) -> Judged:
-    large = faster(mean_change(figures, "2", ["1"], MAIN[-1:]))
-    small = slower(mean_change(figures, "2", ["1"], MAIN[:1]))
+    large = faster(mean_change(figures, "2", "1", MAIN[-1:]))
+    small = slower(mean_change(figures, "2", "1", MAIN[:1]))
     return all_hold([large, small])
 
 
 def _workers_slow(figures: Figures) -> Judged:
-    return all_hold([slower(mean_change(figures, name, ["2"], MAIN)) for name in "3456"])
+    return all_hold([slower(mean_change(figures, name, "2", MAIN)) for name in "3456"])
 
 
 def _fewer_workers(figures: Figures) -> Judged:
     pairs = (("6", "4"), ("5", "3"))
-    return all_hold([faster(mean_change(figures, few, [many], MAIN)) for few, many in pairs])
+    return all_hold([faster(mean_change(figures, few, many, MAIN)) for few, many in pairs])
 
 
 def _prefetch(figures: Figures) -> Judged:
-    many = faster(mean_change(figures, "3", ["4"], MAIN))
-    few = faster(mean_change(figures, "6", ["5"], MAIN))
+    many = faster(mean_change(figures, "3", "4", MAIN))
+    few = faster(mean_change(figures, "6", "5", MAIN))
     return all_hold([many, few])
 
 
 def _background(figures: Figures) -> Judged:
     pairs = (("7", "2"), ("8", "1"), ("9", BASELINE))
-    return all_hold([faster(mean_change(figures, a, [b], MAIN)) for a, b in pairs])
+    return all_hold([faster(mean_change(figures, a, b, MAIN)) for a, b in pairs])
 
 
 def _resident_memory(figures: Figures) -> Judged:

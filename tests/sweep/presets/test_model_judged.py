@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import pytest
 
@@ -172,3 +173,39 @@ def test_a_rung_is_told_in_the_unit_of_its_claim(value: float, margin: float, ou
     assert [claim.published for claim in rungs] == ["144 %", "201 %", "230 %", "320 %", "505 %"]
     for claim in rungs:
         assert claim.rule(Measured()).ours == ours  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Figures of the workers' preset: what loading and the rest take, and its best row."""
+
+    load: Estimate
+    rest: Estimate
+    best: Change
+
+    def load_and_rest_ms(self) -> tuple[Estimate, Estimate]:
+        return self.load, self.rest
+
+    def change(self, name: str, base: str) -> Change:
+        return self.best
+
+
+@pytest.mark.parametrize(
+    ("load_ms", "rest_ms", "best", "verdict"),
+    [
+        (20.0, 5.0, change(-0.4, 0.05), "agrees"),
+        (20.0, 5.0, change(0.0, 0.005), "disagrees"),
+        (5.0, 20.0, change(0.0, 0.02), "agrees"),
+        (5.0, 20.0, change(-0.4, 0.05), "disagrees"),
+        (5.0, 20.0, change(-0.2, 0.25), NOISE),  # what noise hides is no proof that nothing is
+        (10.2, 10.0, change(-0.4, 0.05), NOISE),  # which of both is longer is not known
+    ],
+)
+def test_workers_help_only_where_loading_is_known_to_take_longer(
+    load_ms: float, rest_ms: float, best: Change, verdict: str
+) -> None:
+    (claim,) = find_preset("workers-pinning").claims
+    figures = Measured(
+        load=Estimate.around(load_ms, 0.5, n=5), rest=Estimate.around(rest_ms, 0.5, n=5), best=best
+    )
+    assert claim.rule(figures).verdict == verdict  # type: ignore[arg-type]

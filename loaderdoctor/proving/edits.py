@@ -27,7 +27,8 @@ from loaderdoctor.settings import AXES_BY_NAME, Settings
 
 _LINE_END = re.compile(r"(\r\n|\r|\n)")
 _MARK = "\ufeff"  # of a file that begins with a byte order mark; no text that was read holds it
-_PLACE = re.compile(r"^(?P<name>[^\s:][^:]*\.py):(?P<line>\d+)$")
+# No line of code: those begin with `- `, `+ ` or blanks, whatever they end in.
+_PLACE = re.compile(r"^(?![-+] )(?P<name>[^\s:][^:]*\.py):(?P<line>\d+)$")
 _ENVIRONMENT = re.compile(r"^(?P<name>[A-Za-z_]\w*)=(?P<value>.*)$", re.DOTALL)
 
 

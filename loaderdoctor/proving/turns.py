@@ -86,8 +86,9 @@ def copied(root: Path, to: Path, *, shared: Sequence[Path] = ()) -> Tree:
     """A copy of `root`, in which folders that are `shared` are links to the user's own.
 
     Links that lead out of it are followed: what they lead to is copied like the rest, or shared.
-    Raises UsageError where a shared folder is not within `root`, and where what is to be copied is
-    larger than `MAX_COPY_BYTES`: the message names the largest.
+    Sockets and pipes are left out. Raises UsageError where a shared folder is not within `root`,
+    where something can't be read, and where what is to be copied is larger than `MAX_COPY_BYTES`:
+    the message names the largest.
     """
     root = root.resolve()
     links = {_within(root, path) for path in shared}
@@ -109,9 +110,10 @@ def copied(root: Path, to: Path, *, shared: Sequence[Path] = ()) -> Tree:
 
     def left_out(folder: str, names: list[str]) -> list[str]:
         here = Path(folder).resolve()
-        return [n for n in names if n in LEFT_OUT or here / n in links or here / n in outward]
+        apart = links | outward
+        return [n for n in names if n in LEFT_OUT or here / n in apart or _is_special(here / n)]
 
-    shutil.copytree(root, to, symlinks=True, ignore=left_out)
+    _copy(root, to, left_out)
     _point_links_inside(root, to)
     for link in sorted(links):
         target = to / link.relative_to(root)
@@ -119,11 +121,33 @@ def copied(root: Path, to: Path, *, shared: Sequence[Path] = ()) -> Tree:
         target.symlink_to(link)
     for link in sorted(outward):
         target = to / link.relative_to(root)
-        if link.is_dir():
-            shutil.copytree(link, target, symlinks=True)
-        else:
-            shutil.copy2(link, target)
+        if not _is_special(link):
+            _copy(link, target, _specials)
     return Tree(root=root, copy=to)
+
+
+def _is_special(path: Path) -> bool:
+    """A socket or a pipe, which nobody can copy."""
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def _specials(folder: str, names: list[str]) -> list[str]:
+    return [n for n in names if _is_special(Path(folder, n))]
+
+
+def _copy(path: Path, to: Path, left_out: Callable[[str, list[str]], list[str]]) -> None:
+    """A file, or a folder with its links. Raises UsageError for what can't be read."""
+    try:
+        if path.is_dir():
+            shutil.copytree(path, to, symlinks=True, ignore=left_out)
+        else:
+            shutil.copy2(path, to)
+    except OSError as error:
+        several = error.args[0] if isinstance(error, shutil.Error) else None
+        file, _, why = several[0] if several else (path, to, error)
+        raise UsageError(
+            f"{file}: can't be copied ({why}). Move it elsewhere, or name its folder with --share."
+        ) from None
 
 
 def _within(root: Path, shared: Path) -> Path:

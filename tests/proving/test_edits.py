@@ -54,6 +54,8 @@ def test_what_is_printed_is_read_with_its_places() -> None:
     assert second.new == ("x = 1", "for batch in loader:")
     assert hunks("") == ()
     assert hunks("- of no file\n+ at all") == ()
+    (third,) = hunks("train.py:3\n- x = 1  # as in b.py:12\n+ x = 2  # as in b.py:12")
+    assert (third.line, third.new) == (3, ("x = 2  # as in b.py:12",))
 
 
 def test_only_the_lines_named_change(train: Path) -> None:

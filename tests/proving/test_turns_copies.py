@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import socket
 from pathlib import Path
 
 import pytest
@@ -128,3 +131,31 @@ def test_what_is_shared_is_named_from_the_working_folder_and_lies_within(
     for nowhere in (Path("nowhere"), tmp_path):
         with pytest.raises(UsageError, match="--share"):
             copied(project, tmp_path / "other", shared=[nowhere])
+
+
+def test_sockets_and_pipes_are_left_out(project: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    for folder in (project, outside):
+        os.mkfifo(folder / "pipe")
+    with socket.socket(socket.AF_UNIX) as one:
+        here = Path.cwd()
+        os.chdir(project)  # a socket's path may have a hundred bytes
+        one.bind("socket")
+        os.chdir(here)
+        (project / "linked").symlink_to(outside)
+        (project / "pipe-outside").symlink_to(outside / "pipe")
+        tree = copied(project, tmp_path / "copy")
+    assert sorted(p.name for p in tree.copy.iterdir()) == ["data", "latest.bin", "linked", "src"]
+    assert list((tree.copy / "linked").iterdir()) == []
+
+
+def test_what_cannot_be_read_is_named(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(source: str, to: str, **how: bool) -> None:
+        raise PermissionError(13, "Permission denied", source)
+
+    monkeypatch.setattr(shutil.copytree, "__defaults__", (False, None, refused, False, False))
+    with pytest.raises(UsageError, match="can.t be copied .*Permission denied"):
+        copied(project, tmp_path / "copy")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from loaderdoctor import format as fmt
-from loaderdoctor.advice.code import CodeEdit, edits_for, loader_arguments
+from loaderdoctor.advice.code import loader_arguments
 from loaderdoctor.facts import Facts
 from loaderdoctor.facts.host import WorkerFacts
 from loaderdoctor.findings import Finding, Kind
@@ -39,7 +39,6 @@ class Candidate:
     predicted_step_ms: float | None  # None: only a trial can tell
     prediction: str  # how the prediction was made, or why there is none
     predicted_from: PredictedFrom = "trace"
-    edits: tuple[CodeEdit, ...]  # the lines to write
     caution: str | None = None
     # Written into the dataset's code: tried next to the settings, and never added to them.
     in_code: bool = False
@@ -155,7 +154,6 @@ class Case:
             predicted_step_ms=predicted_ms,
             prediction=how,
             predicted_from="ablation" if by_ablation(self.facts) else "trace",
-            edits=edits_for(self.facts, settings),
             caution=" ".join(cautions) or None,
             live=not (
                 settings.start_method or threads_and_workers or (reopens and loader.safety.one_pass)

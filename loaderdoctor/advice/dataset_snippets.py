@@ -163,19 +163,6 @@ mean = torch.tensor(mean, device=device).view(-1, 1, 1)
 std = torch.tensor(std, device=device).view(-1, 1, 1)
 images = images.to(device, non_blocking=True).float().div_(255).sub_(mean).div_(std)"""
 
-FEWER_BYTES = """\
-class Half(torch.utils.data.Dataset):  # collating, pinning and copying move half the bytes
-    def __init__(self, dataset):
-        self.dataset = dataset
-    def __len__(self):
-        return len(self.dataset)
-    def __getitem__(self, index):
-        x, y = self.dataset[index]
-        return x.half(), y  # cheapest where the dataset already stores float16
-loader = DataLoader(Half(dataset), batch_size=batch_size, shuffle=True)
-for x, y in loader:  # with its other arguments as they were
-    x = x.to(device, non_blocking=True).float()"""
-
 PARSED = """\
 # Once, ahead of training: numbers instead of text (parse: what __getitem__ does to one line).
 array = numpy.asarray([parse(line) for line in lines], dtype="float32")
@@ -307,12 +294,6 @@ def collate(samples):  # what is left: padding, vectorised
     return torch.nn.utils.rnn.pad_sequence(
         [torch.as_tensor(s) for s in samples], batch_first=True
     )"""
-
-KEPT_BATCHES = """\
-batches = list(loader)  # once: its collate_fn runs in the first epoch only
-for epoch in range(n_epochs):
-    for i in torch.randperm(len(batches)).tolist():  # in another order each time
-        batch = batches[i]"""
 
 ON_DEVICE = """\
 from torchvision.transforms import v2

@@ -14,13 +14,13 @@ from loaderdoctor.settings import Settings
 class Change:
     """What to change in the code for one kind of finding.
 
-    `example` stands for any script (docs/findings.md shows it). A report prints code that fits the
-    script at hand, or else `idea`: a sentence or two.
+    `example` stands for any script: docs/findings.md shows those of findings. A report prints code
+    that fits the script at hand, or else `idea`: a sentence or two.
     """
 
     title: str
     idea: str
-    example: str
+    example: str = ""
     caution: str | None = None
 
 
@@ -248,19 +248,16 @@ FORMAT_CHANGES: Mapping[str, Change] = {
 RARELY = Change(
     title="Do it every n steps",
     idea="Put it under `if step % 100 == 0:`.",
-    example=loop_snippets.RARELY,
 )
 AHEAD = Change(
     title="Let the loader's workers do it, ahead of the loop",
     idea="Call it in the dataset or in collate_fn, where workers do it ahead of the loop.",
-    example=loop_snippets.AHEAD,
 )
 WORK_CHANGES: Mapping[str, Change] = {
     **{
         what: Change(
             title=title,
             idea="Keep sums as tensors on the device and call `.item()` once in many steps.",
-            example=loop_snippets.COUNTED_ON_DEVICE,
             caution=_SUMS,
         )
         for what, title in (
@@ -273,29 +270,24 @@ WORK_CHANGES: Mapping[str, Change] = {
         title="Make arrays of the table's columns once",
         idea="Take the columns out of the frame once "
         "(`torch.from_numpy(frame[names].to_numpy())`) and index the tensor.",
-        example=loop_snippets.COLUMNS,
     ),
     "deepcopy": Change(
         title="Copy only when something is to be kept",
         idea="Copy only when the score is the best so far, and only the tensors: `{k: "
         "v.detach().clone() for k, v in model.state_dict().items()}`.",
-        example=loop_snippets.KEPT_COPY,
     ),
     "save": Change(
         title="Save rarely, in the background",
         idea="Save every n steps; copy the state to host memory and let a thread write it.",
-        example=loop_snippets.SAVE,
     ),
     "plot": Change(
         title="Keep the values, draw once an epoch",
         idea="Append `loss.detach()` to a list, and draw once an epoch.",
-        example=loop_snippets.PLOT,
     ),
     "elements": Change(
         title="Work on whole batches in place of single elements",
         idea="Write it as one operation on the whole batch, without a Python loop over its "
         "elements.",
-        example=loop_snippets.VECTORISED,
     ),
     **dict.fromkeys(("print", "tracking", "files", "network", "process"), RARELY),
     **dict.fromkeys(("image", "text", "numpy", "library"), AHEAD),
@@ -306,20 +298,17 @@ OUTSIDE_CHANGES: Mapping[str, Change] = {
         title="Validate less often, and faster",
         idea="Validate after more steps, under torch.no_grad(), with a larger batch and with "
         "workers that are kept (`persistent_workers=True`).",
-        example=loop_snippets.VALIDATION,
         caution="Fewer validations find the best checkpoint, or that training went wrong, later.",
     ),
     "saving": Change(
         title="Save less often, or while training goes on",
         idea="Save every n steps; copy the state to host memory and let a thread write it.",
-        example=loop_snippets.SAVE,
         caution="The copy needs host memory for all that is saved.",
     ),
 }
 KEPT_BATCHES = Change(
     title="Collate once, and keep the batches",
     idea="`batches = list(loader)` once, and go through the list in another order in each epoch.",
-    example=dataset_snippets.KEPT_BATCHES,
     caution="The same samples stay together in every epoch, random transforms are drawn once, and "
     "memory holds all batches.",
 )
@@ -327,7 +316,6 @@ FEWER_BYTES = Change(
     title="Hand over half the bytes, and widen them behind the copy",
     idea="Let the dataset hand out `x.half()` (or uint8 where the data is 8-bit), and call "
     "`.float()` behind `.to(device)`.",
-    example=dataset_snippets.FEWER_BYTES,
     caution="float16 keeps three digits, up to 65,504; uint8 loses nothing of 8-bit data.",
 )
 

@@ -19,9 +19,7 @@ from loaderdoctor.advice import (
     NotAdvised,
     PredictedFrom,
     Prescription,
-    loop_snippets,
 )
-from loaderdoctor.advice.code import edits_for
 from loaderdoctor.advice.fit_code import fitted
 from loaderdoctor.advice.ideas import (
     AHEAD,
@@ -93,7 +91,6 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS
 _DRAWN = Change(
     title="Draw batches from one tensor, or make them in the workers of a DataLoader",
     idea=OWN_BATCHES,
-    example=loop_snippets.DRAWN,
 )
 # The axes that try a change, by its title.
 _TRIED_BY = {
@@ -248,7 +245,6 @@ def _both(pool: list[Candidate], sent: list[Candidate], facts: Facts) -> list[Ca
             kinds=(*workers.kinds, *copy.kinds),
             predicted_step_ms=predicted,
             prediction=f"{workers.prediction}, and {copy.prediction}",
-            edits=edits_for(facts, copy.settings.over(workers.settings)),
             caution=" ".join(x for x in (workers.caution, copy.caution) if x) or None,
             live=workers.live and copy.live,
         )

@@ -10,8 +10,15 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from loaderdoctor.advice import dataset_snippets
-from loaderdoctor.advice.call_edit import parsed_call, span_of
+from loaderdoctor.advice.call_edit import (
+    CannotEdit,
+    Expression,
+    parsed_call,
+    span_of,
+    with_arguments,
+)
 from loaderdoctor.advice.code import (
+    LOADER_DEFAULTS,
     LOADER_PARAMETERS,
     CodeEdit,
     edit_loader_call,
@@ -198,24 +205,25 @@ def with_dataset(
     if found is None or loader is None:
         return None
     source, (start, end) = found
-    call_start, call_end = loader_call(source, loader.call_index)  # type: ignore[misc]  # found
-    call = parsed_call(source[call_start:call_end])
-    assert call is not None  # it holds the dataset
-    keywords = {k.arg for k in call.keywords}
     after = source[:start] + dataset + source[end:]
-    if collate is not None:
-        if "collate_fn" in keywords or len(call.args) > LOADER_PARAMETERS.index("collate_fn"):
-            return None
-        if None in keywords and loader.collate != "default_collate":
-            return None  # what is unpacked holds one already
-        close = call_end + len(after) - len(source) - 1
-        head = after[:close].rstrip()
-        comma = "" if head.endswith(("(", ",")) else ","
-        gap = after[len(head) : close]
-        added = f" collate_fn={collate}" if not gap else f"{gap}    collate_fn={collate},"
-        after = head + comma + added + gap + after[close:]
-    if not _holds(after, loader.call_index, dataset, collate):
+    span = loader_call(after, loader.call_index)
+    call = parsed_call(after[slice(*span)]) if span is not None else None
+    if span is None or call is None:
         return None
+    if collate is not None:
+        keywords = {k.arg for k in call.keywords}
+        if "collate_fn" in keywords or (None in keywords and loader.collate != "default_collate"):
+            return None  # what is unpacked holds one already
+        try:
+            text, _ = with_arguments(
+                after[slice(*span)],
+                {"collate_fn": Expression(collate)},
+                parameters=LOADER_PARAMETERS,
+                defaults=LOADER_DEFAULTS,
+            )
+        except CannotEdit:
+            return None
+        after = after[: span[0]] + text + after[span[1] :]
     return CodeEdit(before=source, after=after)
 
 
@@ -261,18 +269,6 @@ def _written(loader: LoaderRecord | None) -> str | None:
 
 def _is_name(source: str) -> bool:
     return isinstance(ast.parse(f"({source})", mode="eval").body, (ast.Name, ast.Attribute))
-
-
-def _holds(source: str, index: int, dataset: str, collate: str | None) -> bool:
-    """Whether the line's call reads as it was meant to: a comment may have swallowed a part."""
-    span = loader_call(source, index)
-    call = parsed_call(source[span[0] : span[1]]) if span is not None else None
-    if call is None:
-        return False
-    named = {k.arg: ast.unparse(k.value) for k in call.keywords}
-    first = named.get("dataset") or (ast.unparse(call.args[0]) if call.args else None)
-    wanted = ast.unparse(ast.parse(dataset, mode="eval").body)
-    return first == wanted and (collate is None or named.get("collate_fn") == collate)
 
 
 def _dataset_argument(loader: LoaderRecord | None) -> tuple[str, tuple[int, int]] | None:

@@ -254,21 +254,19 @@ class MemoryHistory:
     reason: str | None = None
 
 
-def record(
-    gatherer: Gatherer, measure: Measure, path: Path, *, seed: int = 0, n_rounds: int = N_ROUNDS
-) -> MemoryHistory:
+def record(gatherer: Gatherer, measure: Measure, path: Path, *, seed: int = 0) -> MemoryHistory:
     """Record, save to `path`, measure the cost. Never raises for a window that did not come."""
     device = gatherer.evidence.observed.device
     if device is None or not device.startswith("cuda"):
         return MemoryHistory(reason=NOT_APPLICABLE)
     rng, ratios = Random(seed), []
     saved: WindowDone | None = None
-    for n in range(n_rounds):
+    for n in range(N_ROUNDS):
         without = gatherer.request("plain")
         recording = msgspec.structs.replace(
             gatherer.request("plain"),
             memory_entries=MAX_ENTRIES,
-            snapshot_path=str(path.resolve()) if n == n_rounds - 1 else None,
+            snapshot_path=str(path.resolve()) if n == N_ROUNDS - 1 else None,
         )
         windows = [without, recording]
         rng.shuffle(windows)

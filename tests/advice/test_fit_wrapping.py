@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from loaderdoctor.advice.writing import Written, written
+from loaderdoctor.advice.code import Written
+from loaderdoctor.advice.writing import written
 from loaderdoctor.settings import Settings
 from tests.advice.printed import applied, blocks, facts_of
 

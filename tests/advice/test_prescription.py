@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from loaderdoctor.advice import Candidate
+from loaderdoctor.advice.code import edits_for
 from loaderdoctor.advice.ideas import CHANGES
 from loaderdoctor.advice.prescription import candidates, prescribe
 from loaderdoctor.attribution.combine import facts_of_trace
@@ -78,7 +79,7 @@ def test_workers_are_batch_cost_over_the_rest_of_the_step_and_its_neighbours() -
     assert found[Settings(num_workers=1)].predicted_step_ms == pytest.approx(0.99 * 7.0)
     best = proposed(loop_loads())[0]
     assert best.settings == Settings(num_workers=3)
-    assert best.edits[0].after == (
+    assert edits_for(loop_loads(), best.settings)[0].after == (
         "loader = DataLoader(dataset, batch_size=64, pin_memory=True, num_workers=3)"
     )
     assert best.live
@@ -126,7 +127,7 @@ def test_kept_workers_gain_their_startup() -> None:
     assert one.settings == Settings(persistent_workers=True)
     # 5 of 10 ms ± 1 %, by the upper end of an input cost of 5.5 ± 0.1.
     assert one.predicted_step_ms == pytest.approx(9.9 - 5.0 * 5.6 / 5.5)
-    assert "persistent_workers=True" in one.edits[0].after
+    assert "persistent_workers=True" in edits_for(facts, one.settings)[0].after
 
 
 @pytest.mark.parametrize(
@@ -164,7 +165,7 @@ def test_workers_of_a_loader_built_each_epoch_stay_where_it_moves_out(
         workers=workers(batch_ms=12.0),
     )
     one = by_settings(facts)[Settings(persistent_workers=True)]
-    assert one.edits[0].after == written
+    assert edits_for(facts, one.settings)[0].after == written
 
 
 def pageable(**more: object) -> Facts:
@@ -195,7 +196,7 @@ def test_pinning_and_non_blocking_go_together() -> None:
     assert both.predicted_step_ms == pytest.approx(
         9.9 - 2.5 * 3.1 / 3.0
     )  # 3 ms less, 6 MB at 12 GB/s more
-    assert [e.after for e in both.edits] == [
+    assert [e.after for e in edits_for(pageable(), both.settings)] == [
         "DataLoader(d, num_workers=4, pin_memory=True)",
         "x = x.to(device, non_blocking=True)",
         "y = y.to(device, non_blocking=True)",
@@ -217,7 +218,7 @@ def test_a_side_stream_gains_the_exposed_copy_and_no_more() -> None:
     (one,) = proposed(facts)
     assert one.settings == Settings(side_stream=True)
     assert one.predicted_step_ms == pytest.approx(8.9)  # 9 ± 0.1 with ready copies
-    assert "torch.cuda.Stream()" in one.edits[0].after
+    assert "torch.cuda.Stream()" in edits_for(facts, one.settings)[0].after
     assert proposed(healthy(trace=trace(copies=copies))) == ()
 
 
@@ -302,7 +303,7 @@ def test_a_background_thread_is_tried_wherever_the_loop_makes_its_batches() -> N
     burns = by_settings(loop_loads())[thread]
     assert burns.predicted_step_ms is None  # what releases the lock, only a trial tells
     assert burns.live
-    (edit,) = burns.edits
+    (edit,) = edits_for(loop_loads(), burns.settings)
     assert not edit.exact and "BackgroundGenerator" in edit.after
     assert thread not in by_settings(with_exposed(input_=0.6, workers=workers()))
     framework = loader(settings={"num_workers": 0, "prefetch_factor": None}, library="lightning")

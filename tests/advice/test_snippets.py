@@ -32,31 +32,6 @@ def test_whole_batches_hold_every_row_once_and_as_the_loader_had_them() -> None:
         torch.testing.assert_close(batch, expected)
 
 
-def test_halved_batches_come_out_wide_and_as_near_as_half_precision_is() -> None:
-    dataset = TensorDataset(torch.rand(10, 3), torch.arange(10))
-    code = dataset_snippets.FEWER_BYTES.replace("shuffle=True", "shuffle=False")
-    scope = run(code, dataset=dataset, batch_size=10, device="cpu")
-    assert scope["x"].dtype == torch.float32
-    assert torch.allclose(scope["x"], dataset.tensors[0], atol=1e-3)
-    assert next(iter(scope["loader"]))[0].dtype == torch.float16
-
-
-def test_kept_batches_come_whole_each_epoch_and_are_collated_once() -> None:
-    calls: list[int] = []
-
-    def collate(samples: list[int]) -> tuple[int, ...]:
-        calls.append(len(samples))
-        return tuple(samples)
-
-    loader: DataLoader[int] = DataLoader(list(range(10)), batch_size=4, collate_fn=collate)  # type: ignore[arg-type]
-    seen: list[tuple[int, ...]] = []
-    code = dataset_snippets.KEPT_BATCHES + "\n        seen.append(batch)"
-    run(code, loader=loader, n_epochs=3, seen=seen)
-    assert calls == [4, 4, 2]
-    for epoch in (seen[:3], seen[3:6], seen[6:]):
-        assert sorted(epoch) == [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9)]
-
-
 def test_shared_buffers_yield_what_the_loader_did() -> None:
     dataset = TensorDataset(torch.rand(38, 3), torch.arange(38))
     plain = DataLoader(dataset, batch_size=4, num_workers=2, prefetch_factor=2)

@@ -533,8 +533,12 @@ def test_an_option_is_given_what_it_reads_as_the_value(
         f"loader = DataLoader(data, {axis}=args.{name})  # train loader\n"
     )
     facts = started(text)
-    assert _options(facts, **{axis: value}) == ((option,) if option is not None else None)
-    assert bool(written(facts, Settings(**{axis: value})).code) == (option is None)
+    settings = (
+        Settings(num_workers=value) if name == "workers" else Settings(pin_memory=bool(value))
+    )
+    again = rerun(facts, settings)
+    assert (again.options if again is not None else None) == ((option,) if option else None)
+    assert bool(written(facts, settings).code) == (option is None)
 
 
 def test_what_arrives_as_text_is_never_told_false() -> None:

@@ -62,7 +62,6 @@ def prescribed(*tried: Compared) -> tuple[Recommendation, ...]:
             loader="train.py:41",
             predicted_step_ms=4.0,
             prediction="the batch's cost",
-            edits=(),
         )
         for s in (SIX, FOUR)
     )

@@ -157,5 +157,5 @@ def test_what_cannot_be_read_is_named(
         raise PermissionError(13, "Permission denied", source)
 
     monkeypatch.setattr(shutil.copytree, "__defaults__", (False, None, refused, False, False))
-    with pytest.raises(UsageError, match="can.t be copied .*Permission denied"):
+    with pytest.raises(UsageError, match=r"can't be copied .*Permission denied"):
         copied(project, tmp_path / "copy")

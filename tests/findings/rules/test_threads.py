@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from loaderdoctor.advice.code import edits_for
 from loaderdoctor.advice.prescription import prescribe
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts import Facts
@@ -219,7 +220,7 @@ def test_fewer_threads_are_tried_where_they_fight_with_code_and_caution() -> Non
     assert candidate.live
     assert candidate.kinds == (Kind.THREAD_OVERSUBSCRIPTION,)
     assert candidate.predicted_step_ms == pytest.approx(10.0 * 0.49)
-    (edit,) = candidate.edits
+    (edit,) = edits_for(facts, candidate.settings)
     assert "torch.set_num_threads(1)" in edit.after
     assert "OMP_NUM_THREADS=1" in edit.after
     assert candidate.caution is not None

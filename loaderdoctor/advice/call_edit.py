@@ -113,8 +113,8 @@ def with_arguments(
     *,
     parameters: Sequence[str],
     defaults: Mapping[str, Value],
-) -> tuple[str, list[str]]:
-    """The call `text` with these keyword arguments, and what the user should check.
+) -> str:
+    """The call `text` with these keyword arguments.
 
     `parameters` names the positional parameters in order. An argument that isn't there is not added
     where its value is the default. Raises CannotEdit with the reason.
@@ -125,7 +125,6 @@ def with_arguments(
     keywords = {k.arg: k.value for k in node.keywords if k.arg is not None}
     unpacked = any(k.arg is None for k in node.keywords)
     starred = any(isinstance(a, ast.Starred) for a in node.args)
-    notes: list[str] = []
     edits: list[tuple[int, int, str]] = []
     added: list[str] = []
     over: dict[str, Value] = {}  # over what is unpacked, which may hold the same argument
@@ -137,8 +136,6 @@ def with_arguments(
                 raise CannotEdit(f"the call unpacks *arguments, which may hold {name}")
             present = node.args[at] if at < len(node.args) else None
         if present is not None:
-            if not isinstance(present, ast.Constant):
-                notes.append(f"{name} was {ast.unparse(present)}")
             edits.append((*span_of(text, present), literal(value)))
         elif unpacked:
             over[name] = value
@@ -148,7 +145,7 @@ def with_arguments(
     for start, end, new in sorted(edits, reverse=True):
         text = text[:start] + new + text[end:]
     _check(text, {k: v for k, v in arguments.items() if k in keywords or k in _names(added)}, over)
-    return text, notes
+    return text
 
 
 def _names(added: Sequence[str]) -> set[str]:

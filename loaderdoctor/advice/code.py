@@ -92,7 +92,6 @@ class CodeEdit:
 
     before: str | None
     after: str
-    note: str | None = None  # what the user must check by hand
 
     @property
     def exact(self) -> bool:
@@ -227,7 +226,7 @@ def edit_loader_call(code: str | None, changes: Settings, *, index: int = 0) -> 
     """The DataLoader call in `code` with the arguments of `changes` replaced or added.
 
     `index` counts the calls where one line builds several. A call that can't be found, parsed or
-    safely changed gives a hint, with the reason in `note`.
+    safely changed gives a hint with the reason.
     """
     arguments = loader_arguments(changes)
     if code is None or not code.strip():
@@ -243,7 +242,7 @@ def edit_loader_call(code: str | None, changes: Settings, *, index: int = 0) -> 
     own = argument(call, "num_workers", parameters)
     try:
         _check_taken(call, arguments)
-        text, notes = with_arguments(
+        text = with_arguments(
             code,
             where_workers(own, code, arguments),
             parameters=parameters,
@@ -252,7 +251,7 @@ def edit_loader_call(code: str | None, changes: Settings, *, index: int = 0) -> 
     except CannotEdit as why:
         return _loader_hint(arguments, str(why))
     after = source[:start] + text + source[end:]
-    return CodeEdit(before=source, after=after, note="; ".join(notes) or None)
+    return CodeEdit(before=source, after=after)
 
 
 def _check_taken(call: ast.Call | None, arguments: Mapping[str, Value]) -> None:
@@ -293,7 +292,7 @@ def edit_transfer(code: str | None, call: str = "to") -> CodeEdit:
         if call == "to" and is_no_transfer(text[start:end]):
             continue
         try:
-            edited, _ = with_arguments(
+            edited = with_arguments(
                 text[start:end],
                 {"non_blocking": True},
                 parameters=TRANSFER_PARAMETERS[call],
@@ -348,4 +347,4 @@ def _loader_hint(
     if in_trainer:
         return CodeEdit(before=None, after=f"`{text}` in TrainingArguments.")
     why = f" ({note})" if note is not None else ""
-    return CodeEdit(before=None, after=f"`{text}` where the DataLoader is built{why}.", note=note)
+    return CodeEdit(before=None, after=f"`{text}` where the DataLoader is built{why}.")

@@ -121,7 +121,7 @@ def _init_function(code: str, name: str) -> Fit:
             raise CannotEdit("it has a worker_init_fn, or may have one")
         if facts.main_loader is not None:
             check_init(made, facts.main_loader)
-        text, _ = with_arguments(
+        text = with_arguments(
             made.source.code(made.call),
             {"worker_init_fn": Expression(name)},
             parameters=LOADER_PARAMETERS,

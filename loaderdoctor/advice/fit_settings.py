@@ -115,13 +115,9 @@ def edited_call(made: Built, arguments: dict[str, Value]) -> str:
     for name, value in given.items():
         if value != LOADER_DEFAULTS.get(name) and not made.takes(name):
             raise CannotEdit(f"{called_name(made.call)} may take no {name}")
-    text, _ = with_arguments(
-        made.source.code(made.call),
-        given,
-        parameters=parameters,
-        defaults=LOADER_DEFAULTS,
+    return with_arguments(
+        made.source.code(made.call), given, parameters=parameters, defaults=LOADER_DEFAULTS
     )
-    return text
 
 
 def _training_arguments(editor: Editor, facts: Facts, arguments: dict[str, Value]) -> None:
@@ -139,7 +135,7 @@ def _training_arguments(editor: Editor, facts: Facts, arguments: dict[str, Value
     own = argument(call, TRAINING_ARGUMENTS["num_workers"], ())
     given = where_workers(own, source.text, given)
     named = {TRAINING_ARGUMENTS[name]: value for name, value in given.items()}
-    text, _ = with_arguments(source.code(call), named, parameters=(), defaults={})
+    text = with_arguments(source.code(call), named, parameters=(), defaults={})
     editor.replace(source, source.span(call), text)
 
 
@@ -168,7 +164,7 @@ def _transfers(editor: Editor, facts: Facts) -> None:
             if transfer.call == "to" and is_no_transfer(text):
                 continue
             done.add(call)
-            edited, _ = with_arguments(
+            edited = with_arguments(
                 text,
                 {"non_blocking": True},
                 parameters=TRANSFER_PARAMETERS[transfer.call],
@@ -290,7 +286,7 @@ def _zero_grad(editor: Editor, facts: Facts, value: Value) -> None:
     if not calls:
         raise CannotEdit("zero_grad is not called in the script's own lines")
     for source, call in calls:
-        text, _ = with_arguments(
+        text = with_arguments(
             source.code(call),
             {"set_to_none": bool(value)},
             parameters=("set_to_none",),
@@ -309,7 +305,7 @@ def _fused(editor: Editor, facts: Facts, value: Value) -> None:
     if len(calls) != 1:
         raise CannotEdit("the script's optimizer was not found")
     source, call = calls[0]
-    text, _ = with_arguments(
+    text = with_arguments(
         source.code(call), {"fused": bool(value)}, parameters=(), defaults={"fused": None}
     )
     editor.replace(source, source.span(call), text)

@@ -153,13 +153,12 @@ def _packing(text: str, loader: LoaderRecord) -> str:
 
 def _with(text: str, argument: str, source: str) -> str:
     """The loader's call with that argument, as source text."""
-    after, _ = with_arguments(
+    return with_arguments(
         text,
         {argument: Expression(source)},
         parameters=LOADER_PARAMETERS,
         defaults=LOADER_DEFAULTS,
     )
-    return after
 
 
 def _device(facts: Facts, made: Built, loader: LoaderRecord) -> str:

@@ -215,7 +215,7 @@ def with_dataset(
         if "collate_fn" in keywords or (None in keywords and loader.collate != "default_collate"):
             return None  # what is unpacked holds one already
         try:
-            text, _ = with_arguments(
+            text = with_arguments(
                 after[slice(*span)],
                 {"collate_fn": Expression(collate)},
                 parameters=LOADER_PARAMETERS,

@@ -22,6 +22,7 @@ from loaderdoctor.commands.output import check_target, console_stream, write_fil
 from loaderdoctor.errors import EXIT_THRESHOLD, UsageError
 from loaderdoctor.instrument.system.machine import gpus, usable_cpus
 from loaderdoctor.proving import Promise, Proof
+from loaderdoctor.proving.copies import Tree, copied, root_of
 from loaderdoctor.proving.edits import Advised, advised, script_of, words_of
 from loaderdoctor.proving.record import (
     headline,
@@ -35,7 +36,7 @@ from loaderdoctor.proving.record import (
     standing,
     write_journal,
 )
-from loaderdoctor.proving.turns import Side, Tree, Turns, copied, in_turns, root_of
+from loaderdoctor.proving.turns import Side, Turns, in_turns
 from loaderdoctor.report import read_report
 from loaderdoctor.report.model import Report
 
@@ -121,14 +122,14 @@ def _undo(run: Path) -> int:
     for file in last.files:
         path = Path(file.path)
         there = path.read_bytes() if path.exists() else None
-        if there == file.content_before:
+        if there == file.before:
             continue  # it was never written, or is taken back already
-        if there != file.content_after:
+        if there != file.after:
             raise UsageError(
                 f"{path} was changed since the advice was written; nothing was taken back. "
                 f"Its text of before is in {journal_of(run)}."
             )
-        todo.append((path, file.content_before))
+        todo.append((path, file.before))
     for path, before in todo:
         replace_file(path, before)
     write_journal(run, applied[:-1])

@@ -61,7 +61,10 @@ FOLLOWED = (
     "{2:g} s at most."
 )
 PREDICTED = "the first advice is still a prediction after {0}: it is tried for longer, until {1}."
-LOOSE = "what the first advice brings is known to ± {2} only after {0}: it is measured again, "
+LOOSE = (
+    "what the first advice brings is known to ± {2} only after {0}: it is measured again, until "
+    "{1}."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,9 +295,6 @@ def ended_early(missing: list[str], script_run: ScriptRunLike) -> str:
     """What there was no time for before the script's end, and why it was not run again."""
     wanted = " and ".join(missing)
     return f"The script ended before there was time for {wanted}. {not_again(script_run)}"
-
-
-LOOSE += "until {1}."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

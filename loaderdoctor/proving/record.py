@@ -6,7 +6,6 @@ A proof for a terminal, a pull request and programs, with what was promised and 
 
 from __future__ import annotations
 
-import base64
 import math
 import time
 from collections.abc import Sequence
@@ -260,18 +259,8 @@ class Replaced(msgspec.Struct, frozen=True, kw_only=True):
     """One file, before and after."""
 
     path: str
-    before: str  # base64
-    after: str
-
-    @property
-    def content_before(self) -> bytes:
-        """Byte by byte."""
-        return base64.b64decode(self.before)
-
-    @property
-    def content_after(self) -> bytes:
-        """Byte by byte."""
-        return base64.b64decode(self.after)
+    before: bytes
+    after: bytes
 
 
 class Applied(msgspec.Struct, frozen=True, kw_only=True):
@@ -300,9 +289,7 @@ def write_journal(run: Path, applied: Sequence[Applied]) -> None:
 
 def note(run: Path, changes: str, numbers: Sequence[int], edits: Sequence[FileEdit]) -> None:
     """Before anything is written: what is there can be had again, whatever happens."""
-    files = tuple(
-        Replaced(path=str(e.path), before=_text(e.before), after=_text(e.after)) for e in edits
-    )
+    files = tuple(Replaced(path=str(e.path), before=e.before, after=e.after) for e in edits)
     one = Applied(when=time.time(), changes=changes, files=files, numbers=tuple(numbers))
     write_journal(run, [*read_journal(run), one])
 
@@ -313,8 +300,8 @@ def standing(run: Path) -> tuple[tuple[int, ...], dict[Path, bytes]]:
     before: dict[Path, bytes] = {}
     for one in reversed(read_journal(run)):
         there = {Path(x.path): _content(Path(x.path), before) for x in one.files}
-        if one.files and all(there[Path(x.path)] == x.content_after for x in one.files):
-            before |= {Path(x.path): x.content_before for x in one.files}
+        if one.files and all(there[Path(x.path)] == x.after for x in one.files):
+            before |= {Path(x.path): x.before for x in one.files}
             numbers += one.numbers
     return tuple(sorted(set(numbers))), before
 
@@ -326,7 +313,3 @@ def _content(path: Path, known: dict[Path, bytes]) -> bytes | None:
         return path.read_bytes()
     except OSError:
         return None
-
-
-def _text(content: bytes) -> str:
-    return base64.b64encode(content).decode("ascii")

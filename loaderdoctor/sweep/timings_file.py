@@ -162,8 +162,8 @@ def columns(trials: Sequence[Trial]) -> dict[str, NDArray[Any]]:
         ]
     )
     found["wait_offsets"] = _offsets([len(w.fetches) for w in windows])
-    for name, key in (("loader", "loader"), ("start_ns", "start_ns"), ("end_ns", "end_ns")):
-        found[f"flat_wait_{name}"] = _ints([getattr(f, key) for w in windows for f in w.fetches])
+    for name in ("loader", "start_ns", "end_ns"):
+        found[f"flat_wait_{name}"] = _ints([getattr(f, name) for w in windows for f in w.fetches])
     return found
 
 

@@ -15,11 +15,11 @@ from loaderdoctor.sweep.presets.model import (
     all_hold,
     faster,
     mean_change,
+    mean_of,
     not_faster,
     not_testable,
     rows_of,
     unchanged,
-    worst,
 )
 from loaderdoctor.tryout import Published, Row
 
@@ -53,7 +53,7 @@ def _only_while_load_exceeds_compute(figures: Figures) -> Judged:
     changes = [figures.change(_row(n), _row(0)) for n in _WORKERS[1:]]
     known = [c for c in changes if c.estimate is not None]
     if not known:
-        return worst(changes)
+        return not_testable(mean_of(changes).reason or "not measured")
     best = min(known, key=lambda change: change.value)
     longer = load[0].low > load[1].high
     judged = faster(best) if longer else not_faster(best)

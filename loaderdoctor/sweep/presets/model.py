@@ -129,20 +129,12 @@ def unchanged(change: Change) -> Judged:
     return Judged(verdict="not separable from noise", ours=ours)
 
 
-def is_lower(
-    value: float | None,
-    base: float | None,
-    *,
-    published: float | None = None,
-    exact: bool = True,
-) -> Judged:
-    """One amount of memory is lower than another; if not `exact`, by more than SAME."""
+def is_lower(value: float | None, base: float | None, *, published: float | None = None) -> Judged:
+    """One amount of memory is lower than another."""
     if value is None or not base:
         return not_testable("not recorded")
     change = value / base - 1
     ours = f"{change:+.0%}"
-    if not exact and abs(change) < SAME:
-        return Judged(verdict="not separable from noise", ours=ours)
     if published is not None and change < -EQUAL and change > PART * published:
         return Judged(verdict="disagrees", ours=ours, reason="the same direction, but far less")
     return Judged(verdict="agrees" if change < -EQUAL else "disagrees", ours=ours)
@@ -168,11 +160,6 @@ def all_hold(parts: Sequence[Judged]) -> Judged:
     ours = ", ".join(part.ours for part in parts if part.ours) or None
     reasons = dict.fromkeys(part.reason for part in parts if part.reason)
     return Judged(verdict=verdict, ours=ours, reason="; ".join(r for r in reasons if r) or None)
-
-
-def worst(changes: Sequence[Change]) -> Judged:
-    """Not testable, for the reasons of changes that could not be had."""
-    return not_testable(mean_of(changes).reason or "not measured")
 
 
 def words(change: Change) -> str:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from loaderdoctor.errors import UsageError
-from loaderdoctor.proving import turns
-from loaderdoctor.proving.turns import copied, root_of
+from loaderdoctor.proving import copies
+from loaderdoctor.proving.copies import copied, root_of
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_what_lies_behind_a_link_counts(
     outside.mkdir()
     (outside / "large.bin").write_bytes(b"x" * 2000)
     (project / "store").symlink_to(outside)
-    monkeypatch.setattr(turns, "MAX_COPY_BYTES", 1800)
+    monkeypatch.setattr(copies, "MAX_COPY_BYTES", 1800)
     with pytest.raises(UsageError, match=r"--share .*store "):
         copied(project, tmp_path / "copy")
     copied(project, tmp_path / "copy", shared=[project / "store"])
@@ -114,7 +114,7 @@ def test_what_lies_behind_a_link_counts(
 def test_too_much_to_copy_names_the_folder_and_what_to_do(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "MAX_COPY_BYTES", 500)
+    monkeypatch.setattr(copies, "MAX_COPY_BYTES", 500)
     with pytest.raises(UsageError, match=r"--share .*data "):
         copied(project, tmp_path / "copy")
     copied(project, tmp_path / "copy", shared=[project / "data"])

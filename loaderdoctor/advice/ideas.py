@@ -22,6 +22,7 @@ class Change:
     idea: str
     example: str = ""
     caution: str | None = None
+    axis: str | None = None  # what tries it, where anything does
 
 
 _SUMS = (
@@ -32,6 +33,7 @@ CHANGES: Mapping[Kind, Change] = {
         title="Slice whole batches out of memory instead of fetching sample by sample",
         idea="Give the dataset `__getitems__(indices)` that indexes its tensors once for a "
         "whole batch, and the loader `collate_fn=lambda batch: batch`.",
+        axis="batched",
         example=dataset_snippets.SLICING,
     ),
     Kind.WIDE_DTYPE_COPY: Change(
@@ -39,6 +41,7 @@ CHANGES: Mapping[Kind, Change] = {
         idea="Let the dataset hand out the 8-bit image, and make floats of it behind "
         "`.to(device)`: `images.float().div_(255).sub_(mean).div_(std)`. A quarter of the "
         "bytes travel.",
+        axis="uint8",
         example=dataset_snippets.UINT8,
         caution="Only where the images were 8-bit before the dataset made floats of them.",
     ),
@@ -99,6 +102,7 @@ CHANGES: Mapping[Kind, Change] = {
     Kind.WORKERS_SHARE_A_CORE: Change(
         title="Give the workers all CPUs again",
         idea="A `worker_init_fn` that calls `os.sched_setaffinity(0, range(os.cpu_count()))`.",
+        axis="worker_cpus",
         example=loop_snippets.AFFINITY,
     ),
     Kind.PIN_INEFFECTIVE: Change(
@@ -112,6 +116,7 @@ CHANGES: Mapping[Kind, Change] = {
         idea="Make as many shared tensors as there are batches under way, plus two "
         "(`share_memory_()`), and let collate_fn fill them in turns: memory is mapped "
         "once and never freed.",
+        axis="reuse_buffers",
         example=f"{loop_snippets.SHARED_BUFFERS}\nloader = Reused(loader)",
         caution="With fork as the start method only. A batch is overwritten once the loop has "
         "taken two more: keep no reference to it.",
@@ -120,6 +125,7 @@ CHANGES: Mapping[Kind, Change] = {
         title="Copy one packed tensor instead of many small ones",
         idea="Join the small tensors in collate_fn (`torch.cat` of their `reshape(-1)`), copy "
         "the one, and take it apart on the device with `split` and `view`.",
+        axis="packed",
         example=loop_snippets.PACKED,
     ),
     Kind.SYNC_EVERY_STEP: Change(

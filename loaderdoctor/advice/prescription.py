@@ -92,14 +92,6 @@ _DRAWN = Change(
     title="Draw batches from one tensor, or make them in the workers of a DataLoader",
     idea=OWN_BATCHES,
 )
-# The axes that try a change, by its title.
-_TRIED_BY = {
-    CHANGES[Kind.OVERHEAD_BOUND_LOADER].title: "batched",
-    CHANGES[Kind.WORKERS_SHARE_A_CORE].title: "worker_cpus",
-    CHANGES[Kind.MANY_SMALL_COPIES].title: "packed",
-    CHANGES[Kind.WIDE_DTYPE_COPY].title: "uint8",
-    CHANGES[Kind.BATCH_PAGE_FAULTS].title: "reuse_buffers",
-}
 
 
 def prescribe(facts: Facts, findings: Iterable[Finding]) -> Prescription:
@@ -331,7 +323,7 @@ def code_advice(facts: Facts, findings: Iterable[Finding]) -> tuple[CodeAdvice, 
                 title=change.title,
                 idea=change.idea,
                 code=fitted(facts, finding),
-                axis=_TRIED_BY.get(change.title),
+                axis=change.axis,
                 command=_command(finding, facts),
                 one_line=finding.kind in _ONE_LINE,
                 bound_ms=bound_ms,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from loaderdoctor.advice import CodeAdvice
-from loaderdoctor.advice.ideas import CHANGES
+from loaderdoctor.advice.ideas import CHANGES, Change
 from loaderdoctor.advice.prescription import code_advice
 from loaderdoctor.facts import Facts
 from loaderdoctor.facts.host import work_between
@@ -22,28 +22,19 @@ MIN_BATCH_BYTES = 4 << 20
 BYTES_SAVED = 0.75
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Change:
-    """A setting, or code that no finding of a run answers so: no line of the script is known."""
-
-    title: str
-    idea: str
-    axis: str | None = None
-    caution: str | None = None
-
-
+# Of a trace no line of the script is known, and no run's settings.
 _CPUS = (
     "Helps as long as CPUs are left. Where the workers use all of them already, only less work for "
     "each batch does."
 )
-_WORKERS = _Change(
+_WORKERS = Change(
     title="Let worker processes make the batches",
     idea="`DataLoader(…, num_workers=n, persistent_workers=True)`, n up to the CPUs that there are "
     "less one for the loop.",
     axis="num_workers",
     caution=_CPUS,
 )
-_MORE_WORKERS = _Change(
+_MORE_WORKERS = Change(
     title="Give the loader more workers",
     idea="A larger `num_workers` of its DataLoader, up to the CPUs that there are less one for the "
     "loop.",
@@ -54,56 +45,51 @@ _IF_CROWDED = (
     "Helps only where the workers crowd the CPUs, which a trace does not tell from launching that "
     "takes as long by itself."
 )
-_FEWER_WORKERS = _Change(
+_FEWER_WORKERS = Change(
     title="Give the loader fewer workers",
     idea="A `num_workers` of its DataLoader below the CPUs that there are: workers that fill all "
     "of them slow down the thread that launches the work.",
     axis="num_workers",
     caution=f"{_IF_CROWDED} Workers that fill all CPUs by themselves make too little then.",
 )
-_LESS_WORK = _Change(
+_LESS_WORK = Change(
     title="Do less for each batch",
     idea="Decode, resize or parse once and store the result (packed, or in memory); apply random "
     "transforms to whole batches on the device.",
 )
-_ANY_ORDER = _Change(
+_ANY_ORDER = Change(
     title="Take batches as they are ready, whatever their order",
     idea="`DataLoader(…, in_order=False)` (torch 2.6).",
     axis="in_order",
     caution="Only where some samples take far longer than others, and the order is free.",
 )
-_KEPT_WORKERS = _Change(
+_KEPT_WORKERS = Change(
     title="Keep the workers from epoch to epoch",
     idea="`DataLoader(…, persistent_workers=True)`, built once before the loop over the epochs.",
     axis="persistent_workers",
 )
-_PINNED = _Change(
+_PINNED = Change(
     title="Pin the batches, and copy them without waiting",
     idea="`DataLoader(…, pin_memory=True)` and `.to(device, non_blocking=True)` for each tensor of "
     "the batch: either without the other does not help.",
     axis="pin_memory",
 )
-_NON_BLOCKING = _Change(
+_NON_BLOCKING = Change(
     title="Copy the batches without waiting",
     idea="`.to(device, non_blocking=True)` for each tensor of the batch, the labels too.",
     axis="non_blocking",
 )
-_SIDE_STREAM = _Change(
+_SIDE_STREAM = Change(
     title="Copy the next batch on a stream of its own",
     idea="Call `.to(device, non_blocking=True)` for the next, pinned batch under "
     "`torch.cuda.stream(side)` while this one computes, and let the current stream wait for it "
     "(`wait_stream`) before that one is used.",
     axis="side_stream",
 )
-_FEWER_BYTES = _Change(
-    title=CHANGES[Kind.WIDE_DTYPE_COPY].title,
-    idea=CHANGES[Kind.WIDE_DTYPE_COPY].idea,
-    axis="uint8",
-    caution=CHANGES[Kind.WIDE_DTYPE_COPY].caution,
-)
+_FEWER_BYTES = CHANGES[Kind.WIDE_DTYPE_COPY]
 
 # Of findings that settings answer; `code_advice` has the others. In the order of equal gains.
-_ANSWERS: Mapping[Kind, tuple[_Change, ...]] = {
+_ANSWERS: Mapping[Kind, tuple[Change, ...]] = {
     Kind.LOADER_IN_MAIN_PROCESS: (_WORKERS, _LESS_WORK),
     Kind.TOO_FEW_WORKERS: (_MORE_WORKERS, _LESS_WORK),
     Kind.PIN_THREAD_BOUND: (_FEWER_BYTES,),
@@ -113,7 +99,7 @@ _ANSWERS: Mapping[Kind, tuple[_Change, ...]] = {
     Kind.COPY_NOT_OVERLAPPED: (_SIDE_STREAM, _FEWER_BYTES),
 }
 # Where no finding says who makes the batches, or from what memory they are copied.
-_OF_BOUND: Mapping[Bound, tuple[_Change, ...]] = {
+_OF_BOUND: Mapping[Bound, tuple[Change, ...]] = {
     "input": (_MORE_WORKERS, _LESS_WORK),
     "copy": (_PINNED, _SIDE_STREAM, _FEWER_BYTES),
 }
@@ -273,7 +259,7 @@ PINNED_BYTES_PER_MS = 50e6
 NEARLY_ALL = 0.8
 
 
-def _at_best_ms(change: _Change, ms: float, facts: Facts) -> float:
+def _at_best_ms(change: Change, ms: float, facts: Facts) -> float:
     """What of the cost a change may save: the copy stays where it is only made faster."""
     copies = facts.trace.copies if facts.trace is not None else ()
     if change is _FEWER_BYTES:
@@ -289,7 +275,7 @@ def _at_best_ms(change: _Change, ms: float, facts: Facts) -> float:
 
 
 def _ways(
-    kind: Kind | None, changes: tuple[_Change, ...], ms: float, facts: Facts
+    kind: Kind | None, changes: tuple[Change, ...], ms: float, facts: Facts
 ) -> Iterator[CodeAdvice]:
     copies = facts.trace.copies if facts.trace is not None else ()
     are_large = max((c.median_bytes for c in copies), default=0.0) >= MIN_BATCH_BYTES

@@ -173,8 +173,11 @@ def statement_below_imports(editor: Editor, source: Source, lines: Sequence[str]
     last = source.imports_end
     if last is None:
         raise CannotEdit("the script begins without an import")
-    text = "\n".join([*lacking(source, "\n".join(lines)), *lines])
-    editor.insert(source, source.line_end(last), text)
+    code = "\n".join(lines)
+    imports = lacking(source, code)
+    if not imports and not all(source.has_at(x, last) for x in unknown_names(code) & set(_MODULES)):
+        raise CannotEdit("the script imports what it reads among what it runs")
+    editor.insert(source, source.line_end(last), "\n".join([*imports, *lines]))
 
 
 def import_from(editor: Editor, source: Source, module: str, name: str) -> None:

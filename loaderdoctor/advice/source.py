@@ -17,6 +17,9 @@ from loaderdoctor.facts import Facts
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _SCOPES = (*_FUNCTIONS, ast.Lambda, ast.ClassDef)
+_ENDS_IMPORTS = (
+    *_FUNCTIONS, ast.ClassDef, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith,
+)  # fmt: skip
 _OF_MODULES = {"__name__", "__file__", "__doc__", "__spec__", "__package__", "__builtins__"}
 
 Loop = ast.For | ast.AsyncFor | ast.While
@@ -147,7 +150,7 @@ class Source:
                 is_it = isinstance(node, ast.Import) and alias.name.partition(".")[0] == module
                 if (alias.asname or alias.name) == module and not is_it:
                     return True
-            name = getattr(node, "name", None)  # of a function or a class
+            name = node.name if isinstance(node, (*_FUNCTIONS, ast.ClassDef)) else None
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 name = node.id
             if name == module and self.function(node) is None:
@@ -165,16 +168,24 @@ class Source:
 
     @property
     def imports_end(self) -> ast.stmt | None:
-        """The last import of those that the file begins with; its docstring where it has none."""
+        """The last import before anything is defined or done in a loop; else the docstring.
+
+        Among imports a script sets what others read: `os.environ`, `sys.path`.
+        """
         last = None
         for i, node in enumerate(self.tree.body):
+            if isinstance(node, _ENDS_IMPORTS):
+                break
             docstring = (
                 i == 0 and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
             )
-            if not docstring and not isinstance(node, (ast.Import, ast.ImportFrom)):
-                break
-            last = node
+            if docstring or isinstance(node, (ast.Import, ast.ImportFrom)):
+                last = node
         return last
+
+    def has_at(self, name: str, node: ast.stmt) -> bool:
+        """Whether the module has bound the name once this statement of it has run."""
+        return _first_bound(self.tree, name) <= (node.end_lineno or node.lineno)
 
 
 def sources_of(facts: Facts) -> tuple[Source, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +11,9 @@ from hypothesis import strategies as st
 from loaderdoctor.advice.call_edit import CannotEdit
 from loaderdoctor.advice.patch import Editor, define, statement_below_imports
 from loaderdoctor.advice.source import Source, unknown_names
-from tests.advice.printed import applied, blocks
+from loaderdoctor.advice.writing import written
+from loaderdoctor.settings import Settings
+from tests.advice.printed import applied, blocks, facts_of
 
 TEXT = """\
 import torch
@@ -127,3 +131,33 @@ def test_blank_lines_that_are_there_are_no_more_than_two() -> None:
     define(editor, file, file.tree.body[1], "class A:\n    n = torch")
     after = editor.patch().files[0][1]
     assert after == ("import os\nimport torch\n\n\nclass A:\n    n = torch\n\n\nx = os.sep\n")
+
+
+LATE = """\
+import os
+os.environ["OMP_NUM_THREADS"] = "1"
+import torch
+from torch.utils.data import DataLoader
+data = [0.0] * 32
+loader = DataLoader(data, batch_size=8)  # train loader
+for x in loader:  # train loop
+    pass
+import json
+"""
+
+
+@pytest.mark.parametrize("settings", [Settings(num_threads=2), Settings(cudnn_benchmark=False)])
+def test_what_runs_once_runs_behind_the_imports_that_it_reads(settings: Settings) -> None:
+    facts = facts_of(Path("train.py"), text=LATE)
+    after = applied(LATE, blocks(written(facts, settings).code)).splitlines()
+    (at,) = (i for i, line in enumerate(after) if line.startswith(("torch.set", "torch.backends")))
+    assert after[at - 1] == "from torch.utils.data import DataLoader"
+    moved = LATE.replace("import torch\n", "def f():\n    pass\nimport torch\n")
+    assert written(facts_of(Path("train.py"), text=moved), settings).code == ""
+
+
+def test_what_is_imported_comes_behind_what_the_script_sets_before() -> None:
+    text = LATE.replace("import torch\n", "import torch as th\n")
+    facts = facts_of(Path("train.py"), text=text)
+    after = applied(text, blocks(written(facts, Settings(cache=True)).code))
+    assert after.index("os.environ") < after.index("import torch\n")

@@ -79,11 +79,9 @@ def declared(call: ast.Call, flags: tuple[str, ...], *, before_command: bool) ->
     both = said.endswith("BooleanOptionalAction")
     kind = _reads(given.get("type"))
     choices = _choices(given["choices"]) if "choices" in given else None
-    if kind is None or (choices is None and "choices" in given):
+    if kind is None or (choices is None and "choices" in given) or "nargs" in given:
         return None
     if not both and said not in ("store", "store_true", "store_false"):
-        return None
-    if "nargs" in given and text_of(given["nargs"]) != "?":
         return None
     long = next((f for f in flags if f.startswith("--")), None)
     return Option(

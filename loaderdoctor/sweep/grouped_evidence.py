@@ -129,10 +129,9 @@ class GroupedEvidence(SweepEvidence):
         trials = [replace(trial, index=numbers[trial.index]) for trial in outcome.trials]
         if state is not self.grouped.reference:
             trials[0] = replace(trials[0], profiles=[])  # one loop as it is, in the report
-        notes = outcome.notes
         return SweepEvidence(
             observed=state.measured.observed,
-            sweep=_Over(replace(outcome, trials=trials, notes=notes)),
+            sweep=_Over(replace(outcome, trials=trials)),
         )
 
 

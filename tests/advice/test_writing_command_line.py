@@ -506,7 +506,7 @@ def replace_callers(facts: Facts, callers: tuple[tuple[str, int], ...]) -> Facts
         ('"--workers", type=int, choices=range(0, 10)', 9, "--workers 9"),
         ('"--workers", type=int, choices=COUNTS', 9, None),
         ('"--workers", type=int, nargs="+"', 9, None),
-        ('"--workers", type=int, nargs="?"', 9, "--workers 9"),
+        ('"--workers", type=int, nargs="?"', 9, None),  # `--workers --data x` may be typed
         ('"--workers", action="count"', 9, None),
         ('"--workers", action=Workers', 9, None),
         ('"--workers", type=lambda text: 2 * int(text)', 9, None),

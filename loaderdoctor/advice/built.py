@@ -7,7 +7,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from loaderdoctor.advice.call_edit import CannotEdit
-from loaderdoctor.advice.source import Source, at_label, called_name, parameters_of, sources_of
+from loaderdoctor.advice.source import (
+    Source,
+    at_label,
+    called_name,
+    names_in,
+    parameters_of,
+    sources_of,
+)
 from loaderdoctor.facts import Facts
 from loaderdoctor.instrument.wire.records import LoaderRecord
 
@@ -83,8 +90,8 @@ class Built:
         """Whether its positional arguments are those of torch's DataLoader."""
         names = {"DataLoader", *_aliases(self.source)}
         if ast.unparse(self.call.func) == "super().__init__":  # of a class of the script's
-            owners = [x for x in self.source.around(self.call) if isinstance(x, ast.ClassDef)]
-            bases = {ast.unparse(x).rpartition(".")[2] for x in (owners[0].bases if owners else ())}
+            owner = _owner(self.source, self.call)
+            bases = {ast.unparse(x).rpartition(".")[2] for x in (owner.bases if owner else ())}
             return bool(bases) and bases <= names
         return called_name(self.call) in {*names, *_partials(self.source)}
 
@@ -176,15 +183,28 @@ def flat_dict(loader: LoaderRecord) -> bool:
     raise CannotEdit("its batches are neither lists nor dicts of tensors")
 
 
-def moved_to(facts: Facts) -> ast.expr | None:
-    """What the loop moves its batches to, as it writes it."""
+def device_at(facts: Facts, source: Source, node: ast.AST) -> str:
+    """What the loop moves its batches to, as code for that place of the script.
+
+    Raises CannotEdit where that is not seen, or not known there.
+    """
     sources = sources_of(facts)
     for transfer in facts.transfers:
         place = at_label(sources, transfer.site)
         if place is None or transfer.call != "to":
             continue
-        source, line = place
-        for call in source.calls():
-            if called_name(call) == "to" and call.lineno == line and call.args:
-                return call.args[0]
-    return None
+        there, line = place
+        for call in there.calls():
+            if called_name(call) != "to" or call.lineno != line or not call.args:
+                continue
+            device = call.args[0]
+            names = names_in(device)
+            other = "self" in names and _owner(there, call) is not _owner(source, node)
+            if other or not all(source.bound_before(name, node) for name in names):
+                raise CannotEdit("the device is not known there")
+            return ast.unparse(device)
+    raise CannotEdit("the device was not found in the script")
+
+
+def _owner(source: Source, node: ast.AST) -> ast.ClassDef | None:
+    return next((x for x in source.around(node) if isinstance(x, ast.ClassDef)), None)

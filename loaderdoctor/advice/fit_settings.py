@@ -6,7 +6,7 @@ import ast
 from collections.abc import Collection
 
 from loaderdoctor.advice import loop_snippets
-from loaderdoctor.advice.built import Built, built, check_built_once, flat_dict, moved_to
+from loaderdoctor.advice.built import Built, built, check_built_once, device_at, flat_dict
 from loaderdoctor.advice.call_edit import CannotEdit, argument, where_workers, with_arguments
 from loaderdoctor.advice.code import (
     AROUND_BATCHES,
@@ -28,7 +28,7 @@ from loaderdoctor.advice.patch import (
     iterated,
     statement_below_imports,
 )
-from loaderdoctor.advice.source import at_label, called_name, names_in, sources_of
+from loaderdoctor.advice.source import at_label, called_name, sources_of
 from loaderdoctor.facts import Facts
 from loaderdoctor.settings import Settings, Value
 
@@ -204,21 +204,19 @@ def _batches(editor: Editor, facts: Facts, settings: Settings) -> None:
 def _copied_ahead(
     editor: Editor, facts: Facts, at: Iterated, batches: str, value: bool | None
 ) -> str:
-    loader, device = facts.main_loader, moved_to(facts)
-    if loader is None or device is None or value is not True:
-        raise CannotEdit("the loop, or its device, was not found in the script")
-    if not all(at.source.bound_before(name, at.loop) for name in names_in(device)):
-        raise CannotEdit("the device is not known where the loop begins")
+    loader = facts.main_loader
+    if loader is None or value is not True:
+        raise CannotEdit("the loop was not found in the script")
+    device = device_at(facts, at.source, at.loop)
     define(editor, at.source, at.loop, loop_snippets.copied_ahead(as_dict=flat_dict(loader)))
-    return f"copied_ahead({batches}, {ast.unparse(device)})"
+    return f"copied_ahead({batches}, {device})"
 
 
 def _resident(editor: Editor, facts: Facts, value: Value) -> None:
     loader = facts.main_loader
     made = built(facts, loader) if loader is not None else None
-    device = moved_to(facts)
-    if loader is None or made is None or made.name is None or device is None or value is not True:
-        raise CannotEdit("the loader, or its device, has no name in the script")
+    if loader is None or made is None or made.name is None or value is not True:
+        raise CannotEdit("the loader has no name in the script")
     check_built_once(facts, loader)
     if flat_dict(loader) or len(facts.feeding) > 1:
         raise CannotEdit("its batches are no lists of tensors")
@@ -226,10 +224,9 @@ def _resident(editor: Editor, facts: Facts, value: Value) -> None:
         raise CannotEdit("what makes its batches is not known")
     holder = made.holder
     assert holder is not None  # it has a name
-    if not all(made.source.bound_before(name, holder) for name in names_in(device)):
-        raise CannotEdit("the device is not known where the loader is built")
+    device = device_at(facts, made.source, holder)
     define(editor, made.source, holder, loop_snippets.ON_DEVICE)
-    rebound(editor, made, f"OnDevice({made.name}, {ast.unparse(device)})")
+    rebound(editor, made, f"OnDevice({made.name}, {device})")
 
 
 def _reused_buffers(editor: Editor, facts: Facts, value: Value) -> None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from loaderdoctor.advice import dataset_snippets
-from loaderdoctor.advice.built import Built, moved_to
+from loaderdoctor.advice.built import Built, device_at
 from loaderdoctor.advice.call_edit import CannotEdit
 from loaderdoctor.advice.fit_code import made_in_script, over_dataset
 from loaderdoctor.advice.patch import Editor, define
@@ -52,14 +52,9 @@ def scaled_whole(facts: Facts, last: Sequence[str]) -> str | None:
         made, name = _taken_apart(facts, "behind")
         if _may_be_a_picture(facts):
             raise CannotEdit("what comes with the pictures may be one")
-        device = moved_to(facts) if has_accelerator(facts) else None
-        if has_accelerator(facts) and device is None:
-            raise CannotEdit("the device is not known")
-        known = made.source.bound_before
-        if device is not None and not all(known(x, made.call) for x in names_in(device)):
-            raise CannotEdit("the device is not known where the loader is built")
         text = made.source.code(made.call)
-        to = f", {ast.unparse(device)}" if device is not None else ""
+        on_device = has_accelerator(facts)
+        to = f", {device_at(facts, made.source, made.call)}" if on_device else ""
         define(editor, made.source, made.call, dataset_snippets.SCALED)
         editor.replace(made.source, made.source.span(made.call), f"Scaled({text}, behind{to})")
         _above(editor, made, f"{name}, behind = bytes_first({name})")

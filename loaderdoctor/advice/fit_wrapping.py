@@ -8,7 +8,7 @@ from itertools import takewhile
 
 from loaderdoctor.advice import dataset_snippets, loop_snippets
 from loaderdoctor.advice.assigned import values_of
-from loaderdoctor.advice.built import Built, check_built_once, flat_dict, moved_to
+from loaderdoctor.advice.built import Built, check_built_once, device_at, flat_dict
 from loaderdoctor.advice.call_edit import (
     CannotEdit,
     Expression,
@@ -164,12 +164,9 @@ def _with(text: str, argument: str, source: str) -> str:
 def _device(facts: Facts, made: Built, loader: LoaderRecord) -> str:
     """Where the loop moves all tensors of its batches. Raises CannotEdit where it is not all."""
     moved = {transfer.path for transfer in facts.transfers}
-    device = moved_to(facts)
-    if device is None or not {tensor.path for tensor in loader.batch} <= moved:
+    if not {tensor.path for tensor in loader.batch} <= moved:
         raise CannotEdit("the loop was not seen to move all tensors of a batch to one device")
-    if not all(made.source.bound_before(name, made.call) for name in names_in(device)):
-        raise CannotEdit("the device is not known where the loader is built")
-    return ast.unparse(device)
+    return device_at(facts, made.source, made.call)
 
 
 def _makes_batches(facts: Facts, dataset: str | None) -> bool:

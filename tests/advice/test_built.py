@@ -83,3 +83,33 @@ def test_only_optimizers_that_have_a_fused_form_are_told_to_use_it(name: str) ->
     body = f"opt = torch.optim.{name}([])\nloader = DataLoader(data)  # train loader"
     after = changed(body, Settings(fused_optimizer=True))
     assert ("fused=True" in after) == (name == "Adam")
+
+
+OF_TWO = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+class Data:
+    def __init__(self):
+        self.device = None
+    def made(self):
+        data = TensorDataset(torch.zeros(32, 4), torch.zeros(32, 4))
+        loader = DataLoader(data, batch_size=8)  # train loader
+        return loader
+class Trainer:
+    def __init__(self, loader):
+        self.device, self.loader = "cuda", loader
+    def fit(self):
+        for x, y in self.loader:  # train loop
+            x, y = x.to(self.device), y.to(self.device)
+Trainer(Data().made()).fit()
+"""
+
+
+def test_what_one_object_calls_its_device_is_not_another_s() -> None:
+    settings = Settings(resident=True)
+    facts = facts_of(Path("train.py"), text=OF_TWO.lstrip("\n"))
+    assert "self.device)" not in written(facts, settings).code
+    shared = OF_TWO.replace("self.device", "device").replace("class Data", "device = 0\nclass Data")
+    shared = shared.replace('device, self.loader = "cuda", loader', "self.loader = loader")
+    facts = facts_of(Path("train.py"), text=shared.lstrip("\n"))
+    assert ", device)" in written(facts, settings).code

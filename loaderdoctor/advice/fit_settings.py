@@ -299,9 +299,11 @@ def _fused(editor: Editor, facts: Facts, value: Value) -> None:
         for call in source.calls()
         if called_name(call) in _OPTIMIZERS
     ]
-    if len(calls) != 1:
-        raise CannotEdit("the script's optimizer was not found")
+    if len(calls) != 1 or not calls[0][0].is_of("torch", calls[0][1].func):
+        raise CannotEdit("the script's optimizer was not found, or is not torch's")
     source, call = calls[0]
+    if any(k.arg in ("foreach", "differentiable") for k in call.keywords):
+        raise CannotEdit("torch takes no other form next to it")
     text = with_arguments(
         source.code(call), {"fused": bool(value)}, parameters=(), defaults={"fused": None}
     )

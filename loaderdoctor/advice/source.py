@@ -166,6 +166,19 @@ class Source:
             function = self.function(function)
         return False
 
+    def is_of(self, package: str, called: ast.expr) -> bool:
+        """Whether the file imports what is called, or a module that it is read from, from there."""
+        while isinstance(called, ast.Attribute):
+            called = called.value
+        imports = (x for x in ast.walk(self.tree) if isinstance(x, (ast.Import, ast.ImportFrom)))
+        for node in imports:
+            for alias in node.names:
+                module = alias.name if isinstance(node, ast.Import) else node.module or ""
+                bound = alias.asname or alias.name.partition(".")[0]
+                if isinstance(called, ast.Name) and bound == called.id:
+                    return module.partition(".")[0] == package
+        return False
+
     @property
     def imports_end(self) -> ast.stmt | None:
         """The last import before anything is defined or done in a loop; else the docstring.

@@ -78,11 +78,24 @@ def test_a_collate_function_is_given_once() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["Adadelta", "Adam"])
-def test_only_optimizers_that_have_a_fused_form_are_told_to_use_it(name: str) -> None:
-    body = f"opt = torch.optim.{name}([])\nloader = DataLoader(data)  # train loader"
-    after = changed(body, Settings(fused_optimizer=True))
-    assert ("fused=True" in after) == (name == "Adam")
+@pytest.mark.parametrize(
+    ("made", "fused"),
+    [
+        ("opt = torch.optim.Adam([])", True),
+        ("from torch.optim import AdamW\nopt = AdamW([])", True),
+        ("import torch.optim as optim\nopt = optim.SGD([])", True),
+        ("opt = torch.optim.Adadelta([])", False),
+        ("opt = torch.optim.Adam([], foreach=True)", False),
+        ("from transformers import AdamW\nopt = AdamW([])", False),
+        ("import torch_optimizer as optim\nopt = optim.Adam([])", False),
+    ],
+)
+def test_only_optimizers_that_have_a_fused_form_are_told_to_use_it(made: str, fused: bool) -> None:
+    after = changed(f"{made}\nloader = DataLoader(data)  # train loader", FUSED)
+    assert ("fused=True" in after) is fused
+
+
+FUSED = Settings(fused_optimizer=True)
 
 
 OF_TWO = """

@@ -8,7 +8,7 @@ from itertools import takewhile
 
 from loaderdoctor.advice import dataset_snippets, loop_snippets
 from loaderdoctor.advice.assigned import values_of
-from loaderdoctor.advice.built import Built, check_built_once, device_at, flat_dict
+from loaderdoctor.advice.built import Built, built, check_built_once, device_at, flat_dict
 from loaderdoctor.advice.call_edit import (
     CannotEdit,
     Expression,
@@ -313,3 +313,29 @@ def _changes(node: ast.AST, held: set[str]) -> bool:
     if called_name(call) == "shuffle" and any(ast.unparse(x) in held for x in call.args):
         return True
     return isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) in held
+
+
+def why_not_kept(facts: Facts) -> str | None:
+    """Why workers must not be kept from epoch to epoch; None where nothing is seen to speak for it.
+
+    `dataset.set_epoch(epoch)`: they would not hear of it.
+    """
+    loader = facts.main_loader
+    made = built(facts, loader) if loader is not None else None
+    if made is None or made.dataset is None:
+        return None
+    source, function = made.source, made.source.function(made.call)
+    held = {source.code(made.dataset)}
+    held |= {f"{made.name}.dataset"} if made.name is not None else set()
+    for loop in ast.walk(function or source.tree):
+        if not isinstance(loop, (ast.For, ast.AsyncFor, ast.While)):
+            continue
+        if source.function(loop) is not function or (loop.end_lineno or 0) < made.call.lineno:
+            continue  # what goes before makes the dataset
+        for node in ast.walk(loop):
+            if isinstance(node, (ast.expr, ast.stmt)) and _changes(node, held):
+                return (
+                    f"{source.name}:{node.lineno} changes the dataset between epochs, which "
+                    "workers that are kept would not hear of: they have their own copy."
+                )
+    return None

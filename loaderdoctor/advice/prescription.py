@@ -21,6 +21,7 @@ from loaderdoctor.advice import (
     Prescription,
 )
 from loaderdoctor.advice.fit_code import fitted
+from loaderdoctor.advice.fit_wrapping import why_not_kept
 from loaderdoctor.advice.ideas import (
     AHEAD,
     CHANGES,
@@ -199,7 +200,13 @@ def _each_kind_first(ranked: list[Candidate]) -> list[Candidate]:
 def not_advised(facts: Facts, proposed: Iterable[Candidate]) -> tuple[NotAdvised, ...]:
     """Those of the candidates that would break the user's run, each with the reason."""
     out: list[NotAdvised] = []
+    stale = why_not_kept(facts)
     for candidate in proposed:
+        if candidate.settings.persistent_workers and stale is not None:
+            out.append(
+                NotAdvised(setting="persistent_workers", settings=candidate.settings, reason=stale)
+            )
+            continue
         unsafe = why_unsafe(facts, candidate.settings)
         if unsafe is not None:
             out.append(

@@ -6,6 +6,7 @@ import math
 
 from loaderdoctor import format as fmt
 from loaderdoctor.advice import Candidate, Case
+from loaderdoctor.advice.fit_wrapping import why_not_kept
 from loaderdoctor.advice.routes import decoding_share
 from loaderdoctor.findings import Kind
 from loaderdoctor.findings.capacity import (
@@ -100,7 +101,7 @@ def more_workers(case: Case) -> list[Candidate]:
     for count in sorted(c for c in counts if c > (case.loader.settings.num_workers or 0)):
         predicted_ms, how = pool_ms(facts, count, at_best=True)
         changes: dict[str, Value] = {"num_workers": count}
-        if _startup_matters(case, predicted_ms):
+        if _startup_matters(case, predicted_ms) and why_not_kept(facts) is None:
             changes["persistent_workers"] = True
         if limit is not None and needed > limit:
             has = "feeds about" if limit == fed_workers(facts) else "has memory for"

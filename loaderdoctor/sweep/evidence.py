@@ -10,6 +10,7 @@ from typing import Protocol
 
 import msgspec
 
+from loaderdoctor.advice.fit_wrapping import why_not_kept
 from loaderdoctor.attribution import attribute, facts_of
 from loaderdoctor.attribution.combine import best_shares, facts_of_run
 from loaderdoctor.attribution.gpu import tensor_core_share
@@ -101,7 +102,10 @@ class SweepEvidence:
         """Trials that would break or falsify the run, each with the reason."""
         facts = self._facts(None)
         unsafe = {settings: why_unsafe(facts, settings) for settings in trials}
-        return {settings: why.reason for settings, why in unsafe.items() if why is not None}
+        found = {settings: why.reason for settings, why in unsafe.items() if why is not None}
+        stale = why_not_kept(facts)
+        kept = [x for x in trials if x.persistent_workers and stale is not None]
+        return {**dict.fromkeys(kept, stale or ""), **found}
 
     def ablate(self, script_run: ScriptRunLike, left_s: float, *, fewest: bool) -> None:
         """Plain, no-input and no-copy windows of the loop as it is, for at most `left_s`.

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from loaderdoctor.advice import Candidate
 from loaderdoctor.advice.code import Written
+from loaderdoctor.advice.fit_wrapping import why_not_kept
+from loaderdoctor.advice.prescription import not_advised
 from loaderdoctor.advice.writing import written
 from loaderdoctor.settings import Settings
 from tests.advice.printed import applied, blocks, facts_of
@@ -89,3 +92,45 @@ def test_a_loader_of_what_each_epoch_changes_stays_in_them(body: str, why: str) 
 def test_samples_are_not_kept_with_a_loader_that_each_epoch_builds(settings: Settings) -> None:
     _, said = rebuilt("loader = DataLoader(data, batch_size=8)  # train loader", settings)
     assert said.code == ""
+
+
+TOLD = """
+import torch
+from torch.utils.data import DataLoader
+data, sampler = [], torch.utils.data.RandomSampler([0])
+for i in range(32):
+    data.append(i)
+loader = DataLoader(data, batch_size=8, sampler=sampler)  # train loader
+for epoch in range(3):
+    {}
+    for x in loader:  # train loop
+        pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "changes"),
+    [
+        ("data.set_epoch(epoch)", True),
+        ("loader.dataset.set_epoch(epoch)", True),
+        ("data.epoch = epoch", True),
+        ("data[0] = epoch", True),
+        ("random.shuffle(data)", True),
+        ("sampler.set_epoch(epoch)", False),
+        ("loader.sampler.set_epoch(epoch)", False),
+        ("print(len(data))", False),
+    ],
+)
+def test_workers_are_not_kept_from_what_each_epoch_tells_the_dataset(
+    line: str, changes: bool
+) -> None:
+    facts = facts_of(Path("train.py"), text=TOLD.format(line).lstrip("\n"))
+    assert facts.main_loader is not None
+    assert (why_not_kept(facts) is not None) is changes
+    kept = Candidate(
+        settings=Settings(persistent_workers=True), kinds=(), loader=facts.main_loader.id,
+        predicted_step_ms=None, prediction="",
+    )  # fmt: skip
+    refused = not_advised(facts, [kept])
+    assert bool(refused) is changes
+    assert not changes or "train.py:8 changes the dataset" in refused[0].reason

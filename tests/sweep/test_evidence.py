@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
+from loaderdoctor.instrument.wire.records import ScriptRecord
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep import Sweep
 from loaderdoctor.sweep.evidence import SweepEvidence
@@ -55,3 +57,20 @@ def test_steps_too_slow_for_both_leave_the_time_to_the_trials() -> None:
     assert all(trial.measurements for trial in outcome.trials)
     assert all(i > max(trials) for i in compared)
     assert evidence.ablated is not None
+
+
+def test_workers_are_not_kept_where_the_script_tells_its_dataset_the_epoch() -> None:
+    seen = observed(step_ms=5.0)
+    assert seen.main_loader is not None
+    text = (
+        "from torch.utils.data import DataLoader\ndata = Rows()\nloader = DataLoader(data)\n"
+        "for epoch in range(9):\n    data.set_epoch(epoch)\n    train(loader)\n"
+    )
+    seen = msgspec.structs.replace(
+        seen,
+        loaders=(msgspec.structs.replace(seen.main_loader, id="train.py:3"),),
+        script=ScriptRecord(given="train.py", sources={"train.py": text}),
+    )
+    kept, new = Settings(num_workers=2, persistent_workers=True), Settings(num_workers=2)
+    refused = SweepEvidence(observed=seen).refused([kept, new])
+    assert list(refused) == [kept] and "train.py:5" in refused[kept]

@@ -311,7 +311,6 @@ def may_decide(speed_up: Estimate, n_turns: int) -> bool:
 def kept(a: CheckedRun, b: CheckedRun) -> Kept:
     """How far the checked steps of two runs agree."""
     pairs = list(zip(a.steps, b.steps, strict=False))
-    hashed = [(x.inputs, y.inputs) for x, y in pairs if x.inputs or y.inputs]
     losses = [
         (i, x.loss, y.loss)
         for i, (x, y) in enumerate(pairs)
@@ -320,7 +319,10 @@ def kept(a: CheckedRun, b: CheckedRun) -> Kept:
     differences = [(i, _relative(x, y)) for i, x, y in losses]
     return Kept(
         n_steps=len(pairs),
-        n_same_inputs=sum(x == y for x, y in hashed) if hashed else None,
+        # A step of a second optimizer has none: the model was called before the first one's.
+        n_same_inputs=sum(x.inputs == y.inputs for x, y in pairs)
+        if any(x.inputs or y.inputs for x, y in pairs)
+        else None,
         max_loss_difference=max((d for _, d in differences), default=None),
         first_differing_step=next((i for i, d in differences if d > MAX_NOISE), None),
     )

@@ -56,6 +56,24 @@ def proved(before: Sequence[float], after: Sequence[float], **changed: object) -
     return found
 
 
+def test_a_step_of_a_second_optimizer_without_inputs_is_no_other_batch() -> None:
+    """`opt_a.step(); opt_b.step()`: the model was called once for both."""
+
+    def of_two(inputs: str) -> CheckedRun:
+        one = run(10.0, inputs=inputs)
+        steps = tuple(
+            msgspec.structs.replace(step, inputs=None if i % 2 else step.inputs)
+            for i, step in enumerate(one.steps)
+        )
+        return msgspec.structs.replace(one, steps=steps)
+
+    same, other = (proof([(of_two("batch"), of_two(name))] * 2) for name in ("batch", "other"))
+    assert same is not None and same.same_batches and same.words == "same batches, same losses"
+    assert other is not None and other.same_batches is False
+    unseen = proof([(run(10.0, inputs=None), run(10.0, inputs=None))] * 2)
+    assert unseen is not None and unseen.same_batches is None
+
+
 def test_the_ratio_is_of_turns_so_a_drift_of_the_machine_cancels() -> None:
     found = proved([10.0, 20.0, 40.0], [5.0, 10.0, 20.0])
     assert found.speed_up.value == pytest.approx(2.0)

@@ -283,7 +283,7 @@ def _side(tree: Tree, task: _Task, shared: Sequence[Path]) -> Side:
         try:
             copied(task.cwd, where, shared=shared)
         except UsageError:
-            if shared:
+            if shared or where.exists():  # begun: it is not its size
                 raise
             where.mkdir()
             Console(stderr=True, markup=False).print(

@@ -11,7 +11,7 @@ from loaderdoctor.advice.built import Built, built, check_built_once
 from loaderdoctor.advice.call_edit import CannotEdit, Expression, with_arguments
 from loaderdoctor.advice.code import LOADER_DEFAULTS, LOADER_PARAMETERS
 from loaderdoctor.advice.fit_settings import fit_settings, rebound
-from loaderdoctor.advice.fit_wrapping import check_init
+from loaderdoctor.advice.fit_wrapping import check_init, over
 from loaderdoctor.advice.patch import Editor, define, iterated, one_level
 from loaderdoctor.advice.source import (
     Source,
@@ -24,7 +24,6 @@ from loaderdoctor.advice.source import (
 from loaderdoctor.advice.worked import (
     Wrapping,
     from_array,
-    over_call,
     over_own_line,
     rows,
     without_workers,
@@ -99,15 +98,8 @@ def over_dataset(editor: Editor, facts: Facts, wrapping: Wrapping) -> None:
     """The loader's call over that dataset, and what defines it above. Raises CannotEdit."""
     made, loader = made_in_script(facts), facts.main_loader
     assert loader is not None
-    if wrapping.keeps:
-        check_built_once(facts, loader)
-    if made.dataset is None:
-        raise CannotEdit("its dataset is not to be read")
-    call = made.source.code(made.call)
-    edit = over_call(loader, call, wrapping.over(made.source.code(made.dataset)), wrapping)
-    if edit is None:
-        raise CannotEdit("the call can't be changed safely")
-    after = without_workers(loader, edit.after) if wrapping.slices else edit.after
+    after = over(facts, made, loader, made.source.code(made.call), wrapping)
+    after = without_workers(loader, after) if wrapping.slices else after
     define(editor, made.source, made.call, wrapping.code)
     editor.replace(made.source, made.source.span(made.call), after)
 

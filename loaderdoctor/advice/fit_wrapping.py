@@ -66,18 +66,11 @@ def wrapped_call(
     """
     wrapping = _wrapping(loader, settings)
     if wrapping is not None:
-        if wrapping.keeps:
-            check_built_once(facts, loader)
-        if made.dataset is None:
-            raise CannotEdit("its dataset is not to be read")
         if _makes_batches(facts, loader.dataset):
             raise CannotEdit("its dataset makes whole batches itself (__getitems__)")
-        edit = over_call(loader, text, wrapping.over(made.source.code(made.dataset)), wrapping)
-        if edit is None:
-            raise CannotEdit("the call can't be changed safely")
-        text = edit.after
+        text = over(facts, made, loader, text, wrapping)
     if settings.device_decode:
-        text = _encoded(made, loader, text)
+        text = _encoded(facts, made, loader, text)
     if settings.packed:
         text = _packing(text, loader)
     if settings.worker_cpus in _INITS:
@@ -98,6 +91,18 @@ def wrapped_call(
     if settings.packed:
         text = f"OneCopy({text}, {_device(facts, made, loader)})"
     return text
+
+
+def over(facts: Facts, made: Built, loader: LoaderRecord, text: str, wrapping: Wrapping) -> str:
+    """The loader's call `text` over its dataset wrapped so. Raises CannotEdit."""
+    if wrapping.keeps:
+        check_built_once(facts, loader)
+    if made.dataset is None:
+        raise CannotEdit("its dataset is not to be read")
+    edit = over_call(loader, text, wrapping.over(made.source.code(made.dataset)), wrapping)
+    if edit is None:
+        raise CannotEdit("the call can't be changed safely")
+    return edit.after
 
 
 def check_init(made: Built, loader: LoaderRecord) -> None:
@@ -126,17 +131,14 @@ def _less_collected(made: Built, settings: Settings, text: str) -> str:
     return _with(text, "worker_init_fn", f"{name}({'' if own == 'None' else own})")
 
 
-def _encoded(made: Built, loader: LoaderRecord, text: str) -> str:
+def _encoded(facts: Facts, made: Built, loader: LoaderRecord, text: str) -> str:
     """The call over the files of its dataset, which has a name. Raises CannotEdit."""
     if loader.dataset not in IMAGE_FOLDERS or loader.collate != "default_collate":
         raise CannotEdit("its dataset is no ImageFolder, or has a collate function of its own")
     if not isinstance(made.dataset, (ast.Name, ast.Attribute)) or loader.batch_size is None:
         raise CannotEdit("its dataset has no name, or what makes its batches is not known")
     wrapping = Wrapping(code="", dataset="Encoded({})")
-    edit = over_call(loader, text, wrapping.over(made.source.code(made.dataset)), wrapping)
-    if edit is None:
-        raise CannotEdit("the call can't be changed safely")
-    return _with(edit.after, "collate_fn", "joined")
+    return _with(over(facts, made, loader, text, wrapping), "collate_fn", "joined")
 
 
 def _packing(text: str, loader: LoaderRecord) -> str:

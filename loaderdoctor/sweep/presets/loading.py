@@ -331,7 +331,9 @@ def _synthetic(figures: Figures) -> Judged:
     """The statement is an implication: tested where synthetic batches are no faster."""
     same = unchanged(figures.change(SYNTHETIC, ON, SAMPLES))
     if same.verdict == "disagrees":
-        return not_testable(f"here synthetic batches are faster ({same.ours}): the CPU matters")
+        return not_testable(
+            f"here synthetic batches take another time ({same.ours}): the CPU matters"
+        )
     off = unchanged(figures.change(OFF, ON, SAMPLES))
     return all_hold([same, off])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -96,7 +96,13 @@ def declared(call: ast.Call, flags: tuple[str, ...], *, before_command: bool) ->
     )
 
 
-def clicked(flags: Sequence[str], *, is_flag: bool) -> Option | None:
+# By click's `type=`, else the type of its default.
+OF_CLICK: Mapping[str, Reads] = {
+    "int": "number", "float": "number", "bool": "words", "str": "text", "nonetype": "text",
+}  # fmt: skip
+
+
+def clicked(flags: Sequence[str], *, is_flag: bool, reads: Reads = "words") -> Option | None:
     """Of click and typer, whose switches are spelled `--pin/--no-pin`."""
     on: list[str] = []
     negated = None
@@ -108,7 +114,7 @@ def clicked(flags: Sequence[str], *, is_flag: bool) -> Option | None:
     if not on:
         return None
     switch = is_flag or negated is not None
-    return Option(kind="flag", names=tuple(on), switch=switch, negated=negated)
+    return Option(kind="flag", names=tuple(on), switch=switch, negated=negated, reads=reads)
 
 
 def dest_of(flags: Sequence[str]) -> str:

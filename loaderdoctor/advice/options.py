@@ -11,6 +11,7 @@ import ast
 from collections.abc import Sequence
 
 from loaderdoctor.advice.assigned import (
+    OF_CLICK,
     Option,
     assigns_to,
     binds,
@@ -179,11 +180,11 @@ class _Finder:
             if (named or dest_of([f.partition("/")[0] for f in flags])) != name:
                 continue
             given = {k.arg: ast.unparse(k.value).rpartition(".")[2] for k in call.keywords}
-            if given.get("type", "int").lower() not in ("int", "float", "str", "bool"):
+            kind = given.get("type") or type(constant(call, "default")).__name__
+            reads = OF_CLICK.get(kind.lower())
+            if reads is None or given.keys() & {"callback", "count", "multiple", "nargs"}:
                 return None
-            if given.keys() & {"callback", "count", "multiple", "nargs"}:
-                return None
-            return clicked(flags, is_flag=constant(call, "is_flag") is True)
+            return clicked(flags, is_flag=constant(call, "is_flag") is True, reads=reads)
         return None
 
     def _typed(

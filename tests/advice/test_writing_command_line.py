@@ -560,6 +560,24 @@ def test_a_switch_of_absl_takes_no_word() -> None:
     assert _options(started(text), pin_memory=False) == ("--nopin",)
 
 
+@pytest.mark.parametrize(
+    ("given", "on", "off"),
+    [
+        ("default=False", "--pin True", "--pin False"),
+        ("type=bool", "--pin True", "--pin False"),
+        ("type=int", "--pin 1", "--pin 0"),
+        ("type=str", "--pin 1", None),
+        ('default="no"', "--pin 1", None),
+    ],
+)
+def test_a_value_of_click_is_spelled_as_its_type_reads_it(
+    given: str, on: str, off: str | None
+) -> None:
+    facts = started(CLICK.replace('"--pin/--no-pin", default=False', f'"--pin", {given}'), "x")
+    assert _options(facts, pin_memory=True) == (on,)
+    assert _options(facts, pin_memory=False) == ((off,) if off else None)
+
+
 @pytest.mark.parametrize("given", ["multiple=True", "type=click.IntRange(0, 4)", "count=True"])
 def test_an_option_of_click_that_takes_other_values_is_none(given: str) -> None:
     facts = started(CLICK.replace("default=4", given), "x")

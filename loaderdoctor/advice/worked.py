@@ -13,6 +13,7 @@ from loaderdoctor.advice import dataset_snippets
 from loaderdoctor.advice.call_edit import (
     CannotEdit,
     Expression,
+    argument,
     parsed_call,
     span_of,
     with_arguments,
@@ -211,9 +212,11 @@ def with_dataset(
     if span is None or call is None:
         return None
     if collate is not None:
-        keywords = {k.arg for k in call.keywords}
-        if "collate_fn" in keywords or (None in keywords and loader.collate != "default_collate"):
-            return None  # what is unpacked holds one already
+        own = argument(call, "collate_fn", LOADER_PARAMETERS)
+        none = own is None or (isinstance(own, ast.Constant) and own.value is None)
+        unpacks = any(k.arg is None for k in call.keywords)
+        if not none or (unpacks and loader.collate != "default_collate"):
+            return None  # it has one, or what is unpacked holds it
         try:
             text = with_arguments(
                 after[slice(*span)],

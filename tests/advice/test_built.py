@@ -76,6 +76,8 @@ def test_a_collate_function_is_given_once() -> None:
     assert "DataLoader(WholeBatches(data), 8, True, None, None, 0, as_it_is)" in changed(
         by_place, whole
     )
+    of_its_own = by_place.replace("0, None)", "0, pad)")
+    assert changed(of_its_own, Settings(cache=True, batched=True, num_workers=0)) == ""
 
 
 @pytest.mark.parametrize(

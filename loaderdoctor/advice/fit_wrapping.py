@@ -142,15 +142,16 @@ def _encoded(facts: Facts, made: Built, loader: LoaderRecord, text: str) -> str:
 
 
 def _packing(text: str, loader: LoaderRecord) -> str:
-    """The loader's call with its collate function in another.
+    """The loader's call with its collate function in another. Raises CannotEdit.
 
     Where the script names none, torch's own: of samples, or of batches that the dataset makes.
     """
-    call = parsed_call(text)
-    own = next((k.value for k in call.keywords if k.arg == "collate_fn"), None) if call else None
-    default = "convert" if loader.collate == "default_convert" else "collate"
-    collate = f"torch.utils.data.default_{default}" if own is None else ast.unparse(own)
-    return _with(text, "collate_fn", f"Packing({collate})")
+    own = argument(parsed_call(text), "collate_fn", LOADER_PARAMETERS)
+    if own is not None and not (isinstance(own, ast.Constant) and own.value is None):
+        return _with(text, "collate_fn", f"Packing({ast.unparse(own)})")
+    if loader.collate not in ("default_collate", "default_convert"):
+        raise CannotEdit("its collate function is not to be read")
+    return _with(text, "collate_fn", f"Packing(torch.utils.data.{loader.collate})")
 
 
 def _with(text: str, argument: str, source: str) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from loaderdoctor.advice.writing import written
@@ -78,6 +80,45 @@ def test_a_collate_function_is_given_once() -> None:
     )
     of_its_own = by_place.replace("0, None)", "0, pad)")
     assert changed(of_its_own, Settings(cache=True, batched=True, num_workers=0)) == ""
+
+
+PACKED = """
+import torch
+from torch.utils.data import DataLoader
+data = [(torch.zeros(4), torch.zeros(4))] * 32
+def pad(samples):
+    return samples
+options = {{"collate_fn": pad}}
+loader = DataLoader({})  # train loader
+for x, y in loader:  # train loop
+    x = x.to("cuda")
+    y = y.to("cuda")
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "collate", "packed"),
+    [
+        ("data, 8", "default_collate", "Packing(torch.utils.data.default_collate)"),
+        ("data, 8, collate_fn=pad", "pad", "Packing(pad)"),
+        ("data, 8, True, None, None, 0, pad", "pad", "Packing(pad)"),
+        ("data, 8, **options", "pad", None),
+        ("data, 8, True, None, None, 0, None", "default_collate",
+         "Packing(torch.utils.data.default_collate)"),
+    ],
+)  # fmt: skip
+def test_a_collate_function_is_packed_wherever_it_is_given(
+    given: str, collate: str, packed: str | None
+) -> None:
+    text = PACKED.format(given).lstrip("\n")
+    facts = facts_of(Path("train.py"), text=text, loader={"collate": collate})
+    assert facts.main_loader is not None
+    moved = tuple(
+        msgspec.structs.replace(x, path=tensor.path)
+        for x, tensor in zip(facts.transfers, facts.main_loader.batch, strict=True)
+    )
+    code = written(replace(facts, transfers=moved), Settings(packed=True, pin_memory=True)).code
+    assert packed in code if packed is not None else "Packing(" not in code
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ import ast
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from loaderdoctor.advice.call_edit import CannotEdit
+from loaderdoctor.advice.call_edit import CannotEdit, argument
+from loaderdoctor.advice.code import LOADER_PARAMETERS
 from loaderdoctor.advice.source import (
     Source,
     at_label,
@@ -38,8 +39,7 @@ def _arms(source: Source, call: ast.Call) -> Iterator[tuple[ast.IfExp, str]]:
 
 def _batch_size(call: ast.Call) -> object:
     """As written; None where it is no number."""
-    named = next((k.value for k in call.keywords if k.arg == "batch_size"), None)
-    node = named or (call.args[1] if len(call.args) > 1 else None)
+    node = argument(call, "batch_size", LOADER_PARAMETERS)
     return node.value if isinstance(node, ast.Constant) else None
 
 
@@ -76,14 +76,14 @@ class Built:
     @property
     def dataset(self) -> ast.expr | None:
         """Its dataset as written; None where no argument is known to be it."""
-        named = self.keyword("dataset")
+        named = argument(self.call, "dataset", ())
         known = self.is_torchs or called_name(self.call).endswith("DataLoader")
         first = self.call.args[0] if self.call.args and known else None
         return named or (None if isinstance(first, ast.Starred) else first)
 
-    def keyword(self, name: str) -> ast.expr | None:
-        """A keyword argument as written."""
-        return next((k.value for k in self.call.keywords if k.arg == name), None)
+    def argument(self, name: str) -> ast.expr | None:
+        """As written, by its name or in its place; None where none is seen."""
+        return argument(self.call, name, LOADER_PARAMETERS if self.is_torchs else ())
 
     @property
     def is_torchs(self) -> bool:
@@ -95,17 +95,17 @@ class Built:
             return bool(bases) and bases <= names
         return called_name(self.call) in {*names, *_partials(self.source)}
 
-    def takes(self, argument: str) -> bool:
+    def takes(self, wanted: str) -> bool:
         """Whether it may be given this argument anew: by a library's function, nobody knows."""
         name = called_name(self.call)
         if name[:1].isupper() or name in {"__init__", *_aliases(self.source)}:
             return True
-        if any(k.arg == argument for k in self.call.keywords) or name in _partials(self.source):
+        if argument(self.call, wanted, ()) is not None or name in _partials(self.source):
             return True
         return any(
             isinstance(x, ast.FunctionDef)
             and x.name == name
-            and (x.args.kwarg is not None or argument in parameters_of(x))
+            and (x.args.kwarg is not None or wanted in parameters_of(x))
             for x in ast.walk(self.source.tree)
         )
 

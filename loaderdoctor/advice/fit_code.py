@@ -109,7 +109,7 @@ def _init_function(code: str, name: str) -> Fit:
 
     def fit(editor: Editor, facts: Facts, finding: Finding) -> None:
         made = made_in_script(facts)
-        if made.unpacks or made.keyword("worker_init_fn") is not None:
+        if made.unpacks or made.argument("worker_init_fn") is not None:
             raise CannotEdit("it has a worker_init_fn, or may have one")
         if facts.main_loader is not None:
             check_init(made, facts.main_loader)

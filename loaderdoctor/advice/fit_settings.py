@@ -109,14 +109,15 @@ def _loaders(
 
 def edited_call(made: Built, arguments: dict[str, Value]) -> str:
     """The loader's call with these arguments. Where it counts workers, none may be; CannotEdit."""
-    parameters = LOADER_PARAMETERS if made.is_torchs else ()
-    own = argument(made.call, "num_workers", parameters)
-    given = where_workers(own, made.source.text, arguments)
+    given = where_workers(made.argument("num_workers"), made.source.text, arguments)
     for name, value in given.items():
         if value != LOADER_DEFAULTS.get(name) and not made.takes(name):
             raise CannotEdit(f"{called_name(made.call)} may take no {name}")
     return with_arguments(
-        made.source.code(made.call), given, parameters=parameters, defaults=LOADER_DEFAULTS
+        made.source.code(made.call),
+        given,
+        parameters=LOADER_PARAMETERS if made.is_torchs else (),
+        defaults=LOADER_DEFAULTS,
     )
 
 

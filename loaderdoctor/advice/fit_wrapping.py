@@ -75,7 +75,7 @@ def wrapped_call(
         text = _packing(text, loader)
     if settings.worker_cpus in _INITS:
         check_init(made, loader)
-        if made.unpacks or made.keyword("worker_init_fn") is not None:
+        if made.unpacks or made.argument("worker_init_fn") is not None:
             raise CannotEdit("it has a worker_init_fn, or may have one")
         text = _with(text, "worker_init_fn", _INITS[settings.worker_cpus][1])
     if settings.worker_gc in _INITS:
@@ -111,7 +111,7 @@ def check_init(made: Built, loader: LoaderRecord) -> None:
     Lightning seeds workers by one of its own (`seed_everything(workers=True)`), and only where the
     script names none.
     """
-    own = made.keyword("worker_init_fn")
+    own = made.argument("worker_init_fn")
     none = own is None or (isinstance(own, ast.Constant) and own.value is None)
     if loader.has_init and none and not made.unpacks:
         raise CannotEdit(

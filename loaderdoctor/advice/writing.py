@@ -16,9 +16,8 @@ from dataclasses import dataclass, replace
 from loaderdoctor.advice import CodeAdvice
 from loaderdoctor.advice.assigned import Option, key_of
 from loaderdoctor.advice.built import built
-from loaderdoctor.advice.call_edit import CannotEdit, argument
+from loaderdoctor.advice.call_edit import CannotEdit
 from loaderdoctor.advice.code import (
-    LOADER_PARAMETERS,
     TRAINING_ARGUMENTS,
     Written,
     edits_for,
@@ -116,7 +115,7 @@ def _option_of_argument(facts: Facts, name: str) -> Option | None:
         made = built(facts, loader)
         if made is None:
             return None
-        node = argument(made.call, name, LOADER_PARAMETERS if made.is_torchs else ())
+        node = made.argument(name)
         unpacked = node is None
         if node is None:
             node = _unpacked(made.source, made.call, name)

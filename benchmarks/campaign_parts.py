@@ -61,8 +61,13 @@ def _search(recipe: str) -> Part:
     return Part(name=f"search-{recipe}", seconds=500, cpus=16, gpus=1, commands=(command,))
 
 
-def _gpu_tests(where: str) -> str:
-    return f"python3 -m pytest -q -s -p no:cacheprovider -m gpu --durations=10 {where}"
+def _tests(marker: str, where: str) -> str:
+    """Named as they end, so that what a part that is stopped had passed is known."""
+    return f"python3 -m pytest -v -s -p no:cacheprovider -m {marker} --durations=10 {where}"
+
+
+def _slow(name: str, where: str) -> Part:
+    return Part(name=f"slow-{name}", seconds=540, cpus=2, commands=(_tests("slow", where),))
 
 
 AUDIT = "python3 benchmarks/audit.py audit --seed 15 --json $PART/rows.jsonl"
@@ -76,7 +81,7 @@ PARTS = (
         cpus=2,
         gpus=1,
         commands=(
-            _gpu_tests("tests"),
+            _tests("gpu", "tests"),
             "python3 benchmarks/hook_overhead.py --device cuda",
             "python3 benchmarks/hook_overhead.py",
         ),
@@ -131,8 +136,8 @@ PARTS = (
         gpus=2,
         commands=(
             "python3 benchmarks/ranks.py --budget 15 --json $PART/rows.json",
-            _gpu_tests("tests/instrument/session/test_ranks_gpu.py"),
-            _gpu_tests("tests/commands/sweep/test_command_jobs.py"),
+            _tests("gpu", "tests/instrument/session/test_ranks_gpu.py"),
+            _tests("gpu", "tests/commands/sweep/test_command_jobs.py"),
             "python3 -m loaderdoctor sweep --recipe compute --grid ddp=data_parallel,ddp --rounds 3"
             " --budget 90 --output $PART/runs/ddp -- --case parallel",
         ),
@@ -229,4 +234,19 @@ PARTS = (
         commands=_sweeps(preprocessing=190, loader_only=180),
     ),
     Part(name="presets-5", seconds=330, cpus=2, commands=_sweeps(compute=300)),
+    _slow("causes", "tests/scripts/test_[a-m]*.py"),
+    _slow("outside", "tests/scripts/test_[n-r]*.py"),
+    _slow("shapes", "tests/scripts/test_s[a-s]*.py"),
+    _slow("starved", "tests/scripts/test_st*.py"),
+    _slow("tuned", "tests/scripts/test_t*.py"),
+    _slow("instrument", "tests/instrument"),
+    _slow("faults", "tests/faults tests/proving tests/recipes tests/tuning tests/tryout"),
+    _slow("commands", "tests/commands tests/sweep tests/advice tests/report tests/test_api.py"),
+    _slow("trace", "tests/trace tests/attribution tests/benchmarks tests/fuzz tests/security"),
+    Part(
+        name="frameworks",
+        seconds=400,
+        cpus=2,
+        commands=(_tests("frameworks", "tests/frameworks tests/instrument/dataset"),),
+    ),
 )

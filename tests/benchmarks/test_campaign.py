@@ -8,6 +8,7 @@ import os
 import re
 import sys
 import time
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -116,4 +117,20 @@ def test_programs_and_options_of_all_parts_are_there() -> None:
             for option in re.findall(r" (--[\w-]+)", command):
                 assert f'"{option}"' in source, (script, option)
         for where in re.findall(r" (tests\S*)", command):
-            assert (BENCHMARKS.parent / where).exists(), where
+            assert list(BENCHMARKS.parent.glob(where)), where
+
+
+def test_every_slow_test_is_in_one_part() -> None:
+    tests = BENCHMARKS.parent / "tests"
+    wheres = [
+        where
+        for one in parts.PARTS
+        for command in one.commands
+        if "-m slow" in command
+        for where in re.findall(r" (tests\S*)", command)
+    ]
+    for path in tests.rglob("test_*.py"):
+        if "mark.slow" in path.read_text():
+            name = path.relative_to(tests.parent).as_posix()
+            found = [x for x in wheres if fnmatch(name, x) or name.startswith(f"{x}/")]
+            assert len(found) == 1 or path == Path(__file__), (name, found)

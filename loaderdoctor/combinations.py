@@ -141,7 +141,7 @@ def invalid_reason(settings: Settings, *, has_accelerator: bool) -> str | None:
     """
     for name, value in settings.changed().items():
         axis = AXES_BY_NAME[name]
-        idle = value is False or value in ("off", "inherited")
+        idle = value is False or axis.is_idle(value)
         if axis.needs_workers and not settings.num_workers and not idle and name != "in_order":
             return f"{name} needs num_workers > 0"
         if axis.needs_accelerator and not has_accelerator and not idle:

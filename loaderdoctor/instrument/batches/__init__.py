@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import PackedSequence
 
+from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.wire.records import TensorRecord
 
 OnTensor = Callable[[str, Tensor], Tensor]
@@ -39,8 +39,8 @@ _PLAIN = (str, bytes, bytearray, int, float, complex, bool, type(None))
 MAX_BYTES = 2**20
 
 
-class UnsupportedBatch(Exception):  # noqa: N818  # reads as what it is
-    """A batch that can't be walked or rebuilt; the message says why."""
+class UnsupportedBatch(TrialRefused):
+    """A batch, or a dataset, that can't be walked, copied or compared; the message says why."""
 
 
 def tensors(batch: Any) -> list[tuple[str, Tensor]]:
@@ -125,7 +125,7 @@ def rebuild(
     elif isinstance(batch, Tensor):
         return on_tensor("", batch)
     held = holders(batch) if holding is None else holding
-    return _Rebuilder(on_tensor, on_array, held).measurement(batch, "")
+    return _Rebuilder(on_tensor, on_array, held).rebuilt(batch, "")
 
 
 class _Rebuilder:
@@ -142,7 +142,7 @@ class _Rebuilder:
         self._holding = holding
         self._done: dict[int, Any] = {}
 
-    def measurement(self, node: Any, path: str) -> Any:
+    def rebuilt(self, node: Any, path: str) -> Any:
         if isinstance(node, _LEAVES):
             return node
         if id(node) in self._done:
@@ -161,7 +161,7 @@ class _Rebuilder:
     def _container(self, node: Any, path: str) -> Any:
         made: Any
         if isinstance(node, tuple):
-            items = [self.measurement(item, at) for at, item in _items(node, path)]
+            items = [self.rebuilt(item, at) for at, item in _items(node, path)]
             if hasattr(node, "_fields"):
                 # `_make` where there is one skips checks a subclass does in `__new__`
                 made = tuple.__new__(type(node), items)
@@ -169,22 +169,22 @@ class _Rebuilder:
                 made = type(node)(items) if type(node) is not tuple else tuple(items)
             self._done[id(node)] = made
             return made
-        made = _bare_copy(node)
+        made = bare_copy(node)
         self._done[id(node)] = made
         if isinstance(node, list):
             for i, (at, item) in enumerate(_items(node, path)):
-                list.__setitem__(made, i, self.measurement(item, at))
+                list.__setitem__(made, i, self.rebuilt(item, at))
         elif isinstance(node, dict):
             for key, item in node.items():
-                dict.__setitem__(made, key, self.measurement(item, f"{path}[{key!r}]"))
-        for name, item in _state(node):
+                dict.__setitem__(made, key, self.rebuilt(item, f"{path}[{key!r}]"))
+        for name, item in attributes(node):
             _set(made, name, self._attribute(item, f"{path}.{name}"))
         return made
 
     def _attribute(self, item: Any, path: str) -> Any:
         if isinstance(item, weakref.ref) and id(item()) in self._done:
             return weakref.ref(self._done[id(item())])  # a child's link to its parent
-        return self.measurement(item, path)
+        return self.rebuilt(item, path)
 
 
 def _is_host_integer(tensor: Tensor) -> bool:
@@ -233,20 +233,18 @@ def _holds(node: Any, found: set[int], known: dict[int, bool], depth: int) -> bo
 
 def _items(node: Any, path: str) -> Iterator[tuple[str, Any]]:
     """The children of one node with their paths."""
-    if isinstance(node, PackedSequence):
-        yield from ((f"{path}.{name}", getattr(node, name)) for name in node._fields)
-    elif isinstance(node, tuple) and hasattr(node, "_fields"):
+    if isinstance(node, tuple) and hasattr(node, "_fields"):
         yield from ((f"{path}.{name}", item) for name, item in zip(node._fields, node, strict=True))
     elif isinstance(node, (list, tuple)):
         yield from ((f"{path}[{i}]", item) for i, item in enumerate(node))
     elif isinstance(node, dict):
         yield from ((f"{path}[{key!r}]", item) for key, item in node.items())
     if not isinstance(node, tuple):
-        yield from ((f"{path}.{name}", item) for name, item in _state(node))
+        yield from ((f"{path}.{name}", item) for name, item in attributes(node))
 
 
-def _state(node: Any) -> Iterator[tuple[str, Any]]:
-    """Attributes that an object stores itself, from `__dict__` and `__slots__`."""
+def attributes(node: Any) -> Iterator[tuple[str, Any]]:
+    """What an object stores itself, in `__dict__` and `__slots__`."""
     stored = getattr(node, "__dict__", None)
     if isinstance(stored, dict):
         yield from list(stored.items())
@@ -273,25 +271,25 @@ def _set(node: Any, name: str, value: Any) -> None:
         object.__setattr__(node, name, value)
 
 
-def _bare_copy(node: Any) -> Any:
-    """A new object of the same type with the same children, sharing no container with it."""
+def bare_copy(node: Any) -> Any:
+    """A new object of the same type with the same children, sharing no container with it.
+
+    Raises UnsupportedBatch where its class doesn't let it be copied.
+    """
     kind = type(node)
     try:
-        if kind in (list, dict):
-            return kind(node)
         if isinstance(node, (list, dict)):
-            return copy.copy(node)
-        made = object.__new__(kind)
-    except TypeError:  # a C type as base: its own idea of a copy
-        made = copy.copy(node)
+            return kind(node) if kind in (list, dict) else copy.copy(node)
+        try:
+            made = object.__new__(kind)
+        except TypeError:  # a C type as base: its own idea of a copy
+            made = copy.copy(node)
     except Exception as error:  # the user's own __copy__
         raise UnsupportedBatch(f"{kind.__name__} can't be copied: {error}") from error
-    for name, item in _state(node):
-        stored = getattr(made, "__dict__", None)
-        if isinstance(stored, dict) and name in getattr(node, "__dict__", {}):
-            stored[name] = item
-        else:
-            object.__setattr__(made, name, item)
+    if isinstance(getattr(node, "__dict__", None), dict):
+        made.__dict__.update(node.__dict__)  # past properties of the same names
+    for name, item in attributes(node):
+        _set(made, name, item)
     return made
 
 
@@ -319,7 +317,9 @@ def digest(batch: Any) -> bytes:
 
 def _add_tensor(hashed: blake2b, tensor: Tensor) -> None:
     if tensor.layout is not torch.strided or tensor.is_quantized:
-        raise UnsupportedBatch(f"a {tensor.layout} tensor can't be compared bit by bit")
+        raise UnsupportedBatch(
+            f"its batches can't be compared: a {tensor.layout} tensor can't be compared bit by bit"
+        )
     hashed.update(f"{tensor.dtype}{tuple(tensor.shape)}{tensor.device.type}".encode())
     plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     if plain.numel():
@@ -331,7 +331,9 @@ def _add_opaque(hashed: blake2b, node: Any) -> None:
     try:
         hashed.update(pickle.dumps(node))
     except Exception as error:  # any type may refuse in its own way
-        raise UnsupportedBatch(f"a {type(node).__name__} can't be compared") from error
+        raise UnsupportedBatch(
+            f"its batches can't be compared: a {type(node).__name__} can't be compared"
+        ) from error
 
 
 def fingerprint(batch: Any) -> bytes | None:

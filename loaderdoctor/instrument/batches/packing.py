@@ -28,7 +28,7 @@ from torch.utils.data import default_collate, get_worker_info
 from torch.utils.data._utils import worker as torch_worker
 
 from loaderdoctor.errors import TrialRefused
-from loaderdoctor.instrument.batches import UnsupportedBatch, digest, tensors
+from loaderdoctor.instrument.batches import digest, tensors
 from loaderdoctor.instrument.batches.h2d import ToDevice, raw_to
 from loaderdoctor.instrument.system.machine import shm_free_bytes
 
@@ -125,7 +125,7 @@ def slots_of(
     Those above `max_bytes` stay. `strided`: slices of larger tensors count too, which are
     dense once they are copied. Raises TrialRefused.
     """
-    paths = {id(tensor): path for path, tensor in _tensors(batch)}
+    paths = {id(tensor): path for path, tensor in tensors(batch)}
     found: list[Tensor] = []
     end = 0
 
@@ -180,7 +180,7 @@ class PackedToDevice(ToDevice):
                 return moved[-1]
             if isinstance(node, Tensor):
                 if paths is None:
-                    paths = {id(tensor): path for path, tensor in _tensors(batch.rest)}
+                    paths = {id(tensor): path for path, tensor in tensors(batch.rest)}
                 if self.moves(paths.get(id(node), ""), node):
                     moved.append(raw_to(node, self.device, non_blocking=self.non_blocking))
                     return moved[-1]
@@ -209,19 +209,8 @@ def _memory(n_bytes: int) -> Tensor:
 
 
 def _require_equal(made: Any, batch: Any) -> None:
-    try:
-        same = digest(made) == digest(batch)
-    except UnsupportedBatch as error:
-        raise TrialRefused(f"its batches can't be compared: {error}") from error
-    if not same:
+    if digest(made) != digest(batch):
         raise TrialRefused(NOT_PLAIN)
-
-
-def _tensors(batch: Any) -> list[tuple[str, Tensor]]:
-    try:
-        return tensors(batch)
-    except UnsupportedBatch as error:
-        raise TrialRefused(str(error)) from error
 
 
 def mapped(node: Any, leaf: Callable[[Any], Any]) -> Any:

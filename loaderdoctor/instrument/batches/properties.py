@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from time import perf_counter_ns, thread_time_ns
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -155,19 +156,19 @@ class Labels:
         )
 
 
-def _labels_path(found: dict[str, torch.Tensor]) -> str | None:
+def _labels_path(found: dict[str, Tensor]) -> str | None:
     named = [path for path, tensor in found.items() if _NAMED.search(path) and _is_labels(tensor)]
     if len(named) == 1:
         return named[0]
     return _SECOND if len(found) == 2 and _is_labels(found.get(_SECOND)) else None
 
 
-def _dimensions_of(inputs: torch.Tensor | None, size: int) -> set[int]:
+def _dimensions_of(inputs: Tensor | None, size: int) -> set[int]:
     shape = () if inputs is None else inputs.shape
     return {i for i, n in enumerate(shape) if n == size}
 
 
-def _is_labels(tensor: torch.Tensor | None) -> bool:
+def _is_labels(tensor: Tensor | None) -> bool:
     return (
         tensor is not None
         and tensor.device.type == "cpu"
@@ -347,9 +348,7 @@ class PageProbe:
 
 def _is_plain(tensor: Tensor) -> bool:
     """Whether it is an ordinary tensor in host memory, whose bytes lie where it says."""
-    import torch
-
-    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+    plain = type(tensor) in (Tensor, torch.nn.Parameter)
     return plain and tensor.device.type == "cpu" and tensor.layout is torch.strided
 
 
@@ -363,8 +362,6 @@ def _bytes_of(tensor: Tensor) -> tuple[int, int]:
 
 def _read(ranges: list[tuple[int, int]]) -> int:
     """One byte of each page; the CPU time of that (ns). Profilers would see torch operations."""
-    import numpy as np
-
     start_ns = thread_time_ns()
     for address, n_bytes in ranges:
         if n_bytes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,9 +19,6 @@ from loaderdoctor.instrument.batches import Array, UnsupportedBatch, holders, re
 from loaderdoctor.instrument.batches.properties import Shapes, structure
 from loaderdoctor.instrument.batches.tensor_pool import Budget, TensorPool, held_bytes
 from loaderdoctor.instrument.system.machine import available_bytes
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # So many batches of one shape before one is taken to stand for all.
 MIN_SEEN = 3
@@ -311,37 +308,25 @@ class Ahead:
         return AheadSource(self._buffer, meanwhile)
 
 
-class AheadSource:
+class AheadSource(ReplaySource):
     """Recorded batches while the loop gets steady, then those made ahead, each once."""
 
-    startup_ns: int | None = None
-
     def __init__(self, ahead: ReplayBuffer, meanwhile: ReplayBuffer) -> None:
-        self._ahead: ReplayBuffer | None = ahead
+        super().__init__(ahead)
         self._meanwhile = meanwhile
         self._n_left: int | None = None  # None: not begun
 
     def begin(self) -> None:
         """The window is about to begin: from now on those made ahead."""
-        if self._ahead is not None:
-            self._ahead.rewind()
-            self._n_left = self._ahead.n_batches
+        if self._replay_buffer is not None:
+            self._replay_buffer.rewind()
+            self._n_left = self._replay_buffer.n_batches
 
     def next_batch(self) -> Any:
         """The next batch. Raises StopIteration behind the last, and once closed."""
-        if self._ahead is None:
+        if self._replay_buffer is None or self._n_left == 0:
             raise StopIteration
         if self._n_left is None:
             return self._meanwhile.next_batch()
-        if self._n_left <= 0:
-            raise StopIteration
         self._n_left -= 1
-        return self._ahead.next_batch()
-
-    def drop(self, n: int) -> int:
-        """Recorded batches don't queue up: 0 have to be dropped."""
-        return 0
-
-    def close(self) -> None:
-        """Let go of the batches, which are kept."""
-        self._ahead = None
+        return self._replay_buffer.next_batch()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence, Sized
+from dataclasses import FrozenInstanceError
 from typing import Any, Protocol, cast
 
 import torch
@@ -24,7 +25,7 @@ from torch.utils.data import (
 from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.batches import UnsupportedBatch, rebuild, tensors
 from loaderdoctor.instrument.batches.h2d import ToDevice
-from loaderdoctor.instrument.batches.replay_buffer import ReplayBuffer
+from loaderdoctor.instrument.batches.replay_buffer import ReplayBuffer, ReplaySource
 
 
 class Source(Protocol):
@@ -148,38 +149,34 @@ REPEATS_SHAPES = (
 )
 
 
-class SyntheticSource:
+class SyntheticSource(ReplaySource):
     """Recorded batches of `inner`, which is closed, handed out endlessly: the upper bound."""
 
     def __init__(self, inner: Source, note: Callable[[str, str], None]) -> None:
         """`note` is told where repeated batches may spare the model more than loading."""
-        self._replay_buffer = ReplayBuffer()
+        self._recorded = ReplayBuffer()
+        super().__init__(self._recorded)
         try:
             for _ in range(MAX_RECORDED):
-                if self._replay_buffer.ready or self._replay_buffer.reason is not None:
+                if self._recorded.ready or self._recorded.reason is not None:
                     break
-                self._replay_buffer.record(inner.next_batch())
+                self._recorded.record(inner.next_batch())
         except StopIteration:
             pass  # an epoch without a batch
         finally:
             self.startup_ns = inner.startup_ns
             inner.close()
-        if not self._replay_buffer.ready:
-            reason = self._replay_buffer.reason or "too few batches were seen"
-            self._replay_buffer.release()
+        if not self._recorded.ready:
+            reason = self._recorded.reason or "too few batches were seen"
+            self.close()
             raise TrialRefused(f"batches can't be recorded: {reason}")
-        if self._replay_buffer.shapes_vary:
+        if self._recorded.shapes_vary:
             note("synthetic-repeats-shapes", REPEATS_SHAPES)
 
-    def next_batch(self) -> Any:
-        return self._replay_buffer.next_batch()
-
-    def drop(self, n: int) -> int:
-        """Nothing queues up: 0 have to be dropped."""
-        return 0
-
     def close(self) -> None:
-        self._replay_buffer.release()
+        """The batches are its own, and go."""
+        super().close()
+        self._recorded.release()
 
 
 class OneField:
@@ -264,7 +261,10 @@ def _put(whole: Any, field: str, value: Any) -> Any:
     elif hasattr(whole, "_fields"):
         return whole._replace(**{field: value})
     else:
-        setattr(whole, field, value)
+        try:
+            setattr(whole, field, value)
+        except FrozenInstanceError:  # the copy is ours
+            object.__setattr__(whole, field, value)
     return whole
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import dis
 import functools
+import inspect
 import os
 import pickle
 import random
@@ -22,9 +23,11 @@ import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import IOBase
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, IterDataPipe
 
@@ -151,18 +154,15 @@ def one_pass_reason(loader: DataLoader[Any]) -> str | None:
 def shards_itself(loader: DataLoader[Any]) -> bool:
     """Whether code of the iterable dataset, or the worker_init_fn, asks which worker it is in."""
     dataset: object = loader.dataset
-    by_library = splits_itself(dataset)
     if isinstance(dataset, IterDataPipe):
         from torch.utils.data.graph import traverse_dps
 
         pipes = list(_flat(traverse_dps(dataset)))
         if any(getattr(pipe, "is_shardable", bool)() for pipe in pipes):
             return True
-    if loader.worker_init_fn is not None and _mentions(
-        loader.worker_init_fn, _WORKER_NAMES | {"dataset"}
-    ):
+    if _mentions(loader.worker_init_fn, _WORKER_NAMES | {"dataset"}):
         return True
-    if by_library is False:
+    if splits_itself(dataset) is False:
         return False  # its code names workers for other reasons too
     return asks_for_worker(dataset)
 
@@ -194,7 +194,7 @@ def _one_pass_dataset(dataset: object) -> str | None:
     name = type(dataset).__name__
     if _is_own_iterator(dataset):
         return f"the dataset {name} is its own iterator: what it gave is gone"
-    code = _code(getattr(type(dataset), "__iter__", None))
+    code = _iter_code(type(dataset))
     rewinds = code is not None and bool({"seek", "open", "reset"} & set(_names(code)))
     for attribute, value in list(getattr(dataset, "__dict__", {}).items()):
         if _is_spent(value):
@@ -219,7 +219,7 @@ def _stateful_sampler(sampler: object) -> str | None:
     for value in getattr(sampler, "__dict__", {}).values():
         if _is_spent(value):
             return f"reads from a {type(value).__name__}"
-    code = _code(getattr(type(sampler), "__iter__", None))
+    code = _iter_code(type(sampler))
     stored = [
         str(step.argval)
         for each in (() if code is None else _nested(code))
@@ -235,7 +235,7 @@ def _is_own_iterator(value: object) -> bool:
     kind = type(value)
     if not hasattr(kind, "__next__"):
         return False
-    code = _code(getattr(kind, "__iter__", None))
+    code = _iter_code(kind)
     if code is None:
         return True  # an iterator written in C
     return code.co_names == () and not any(
@@ -264,6 +264,9 @@ def _mentions(part: object, names: frozenset[str] | set[str]) -> bool:
         )
     if isinstance(part, (staticmethod, classmethod, property)):
         part = part.fget if isinstance(part, property) else part.__func__
+    decorated = getattr(part, "__wrapped__", None)
+    if isinstance(decorated, types.FunctionType) and _mentions(decorated, names):
+        return True
     code = _code(part)
     if code is None:
         return False
@@ -288,12 +291,8 @@ def _parts(value: object, depth: int, seen: set[int]) -> Iterator[object]:
     if isinstance(value, (types.FunctionType, types.MethodType)):
         yield value
         return
-    if isinstance(value, (list, tuple)):
-        for item in value[:64]:
-            yield from _parts(item, depth + 1, seen)
-        return
-    if isinstance(value, dict):
-        for item in list(value.values())[:64]:
+    if isinstance(value, (list, tuple, dict)):
+        for item in list(islice(value.values() if isinstance(value, dict) else value, 64)):
             yield from _parts(item, depth + 1, seen)
         return
     if type(value).__module__ == "builtins":
@@ -308,6 +307,12 @@ def _code(part: object) -> types.CodeType | None:
     function = getattr(function, "__func__", function)
     code = getattr(function, "__code__", None)
     return code if isinstance(code, types.CodeType) else None
+
+
+def _iter_code(kind: type) -> types.CodeType | None:
+    """Of the class's own `__iter__`, whatever decorates it."""
+    own: Any = getattr(kind, "__iter__", None)
+    return _code(inspect.unwrap(own))
 
 
 def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -328,22 +333,20 @@ def _flat(graph: Any) -> Iterator[Any]:
 
 
 # NumPy's Mersenne Twister in memory: 624 words and how many of them are used up.
+_NUMPY: Any = np.random
 _TWISTER = "MT19937"
 _TWISTER_BYTES = 624 * 4 + 4
 
 
 def states() -> tuple[Any, ...]:
     """Of Python's, NumPy's and torch's global generators in this process; equal if none drew."""
-    numpy: Any = sys.modules.get("numpy")
-    legacy: tuple[Any, ...] = ()
-    if numpy is not None:
-        state = numpy.random.get_state(legacy=False)
-        # Arrays are compared by their bytes.
-        if state.get("bit_generator") == _TWISTER:
-            words, used = state["state"]["key"].tobytes(), state["state"]["pos"]
-            legacy = (words, used, state["has_gauss"], state["gauss"])
-        else:
-            legacy = (pickle.dumps(state),)
+    state = _NUMPY.get_state(legacy=False)
+    legacy: tuple[Any, ...]
+    if state["bit_generator"] == _TWISTER:  # arrays are compared by their bytes
+        words, used = state["state"]["key"].tobytes(), state["state"]["pos"]
+        legacy = (words, used, state["has_gauss"], state["gauss"])
+    else:
+        legacy = (pickle.dumps(state),)
     return random.getstate(), legacy, torch.get_rng_state().numpy().tobytes()
 
 
@@ -353,13 +356,10 @@ def glimpse() -> tuple[Any, ...]:
     The getters of Python and NumPy make lists of 624 numbers; here they are read where they lie.
     Not seen: that NumPy keeps the second of two normal numbers for the next draw (`states` is).
     """
-    numpy: Any = sys.modules.get("numpy")
-    legacy = b""
-    if numpy is not None:
-        made: Any = getattr(getattr(numpy.random.mtrand, "_rand", None), "_bit_generator", None)
-        if type(made).__name__ != _TWISTER:  # another was set, or another NumPy
-            return states()
-        legacy = ctypes.string_at(made.ctypes.state_address, _TWISTER_BYTES)
+    made: Any = getattr(getattr(_NUMPY.mtrand, "_rand", None), "_bit_generator", None)
+    if type(made).__name__ != _TWISTER:  # another was set, or another NumPy
+        return states()
+    legacy = ctypes.string_at(made.ctypes.state_address, _TWISTER_BYTES)
     of_python = _pythons(getattr(random, "_inst", None))
     python = random.getstate() if of_python is None else of_python()
     return python, legacy, torch.get_rng_state().numpy().tobytes()
@@ -386,13 +386,11 @@ def _pythons(generator: Any) -> Callable[[], tuple[Any, ...]] | None:
 @contextmanager
 def put_back() -> Iterator[None]:
     """What is drawn within is not drawn for what comes after: the loop's own draws stay."""
-    numpy: Any = sys.modules.get("numpy")
-    python, legacy = random.getstate(), numpy.random.get_state() if numpy is not None else None
+    python, legacy = random.getstate(), _NUMPY.get_state(legacy=False)
     torchs = torch.get_rng_state()
     try:
         yield
     finally:
         random.setstate(python)
         torch.set_rng_state(torchs)
-        if legacy is not None:
-            numpy.random.set_state(legacy)
+        _NUMPY.set_state(legacy)

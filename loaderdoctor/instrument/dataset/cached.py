@@ -354,7 +354,7 @@ def _difference(dataset: Any, files: EncodedFiles, finish: OnTensors) -> float:
         own = dataset[k]
         _seed(k)
         try:
-            (picture,), (named,) = finish(joined([(file, label)]))
+            (picture,), labels = finish(joined([(file, label)]))
         except TrialRefused:
             raise
         except Exception as error:  # transforms that want a picture of PIL, or a decoder's refusal
@@ -363,7 +363,8 @@ def _difference(dataset: Any, files: EncodedFiles, finish: OnTensors) -> float:
             ) from error
         if not (isinstance(own, tuple) and len(own) == 2 and isinstance(own[0], Tensor)):
             raise TrialRefused("its samples are no pairs of a tensor and a label")
-        if (own[0].shape, own[0].dtype) != (picture.shape, picture.dtype) or own[1] != named:
+        alike = (own[0].shape, own[0].dtype) == (picture.shape, picture.dtype)
+        if not alike or not same(default_collate([own[1]]), labels):
             raise TrialRefused("its samples come out in another shape or type")
         expected, range_ = own[0].double(), float(own[0].double().max() - own[0].double().min())
         mean = float((picture.cpu().double() - expected).abs().mean())

@@ -120,13 +120,13 @@ def _functions(value: object, depth: int, seen: set[int]) -> Iterator[types.Func
 
 
 def _with_helpers(function: types.FunctionType, seen: set[int]) -> Iterator[types.FunctionType]:
-    """The function, and those of the same module that it names."""
+    """The function, what it decorates, and those of the same module that it names."""
     yield function
-    for name in function.__code__.co_names:
-        helper = function.__globals__.get(name)
+    inner = getattr(function, "__wrapped__", None)
+    for helper in (inner, *map(function.__globals__.get, function.__code__.co_names)):
         if (
             isinstance(helper, types.FunctionType)
-            and helper.__globals__ is function.__globals__
+            and (helper is inner or helper.__globals__ is function.__globals__)
             and id(helper) not in seen
         ):
             seen.add(id(helper))
@@ -306,7 +306,8 @@ def _paths(dataset: object) -> list[str]:
             break
         for value in list(attributes.values()):
             for text in _texts(value):
-                if os.sep in text and len(found) < MAX_PATHS and Path(text).exists():
+                # Not by `Path`, which raises for a text too long to be a name, before Python 3.14.
+                if os.sep in text and len(found) < MAX_PATHS and os.path.exists(text):  # noqa: PTH110
                     found[text] = None
         holder = attributes.get("dataset")
     return list(found)

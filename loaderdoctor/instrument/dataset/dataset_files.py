@@ -149,9 +149,10 @@ def _named(dataset: Any) -> tuple[set[Path], set[Path]]:
     files, folders = set(), set()
     for text in texts:
         path = _absolute(text)
-        if path.is_dir():
+        # Not by `Path`, which raises for a text that is too long to be a name, before Python 3.14.
+        if os.path.isdir(path):  # noqa: PTH112
             folders.add(path)
-        elif path.is_file() and _is_data(path):
+        elif os.path.isfile(path) and _is_data(path):  # noqa: PTH113
             files.add(path)
     # The working directory and what is above it are in many objects and say nothing.
     here = Path.cwd()

@@ -17,7 +17,7 @@ import functools
 import inspect
 import textwrap
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.utils.data import Subset, default_collate
 
 from loaderdoctor.errors import TrialRefused
+from loaderdoctor.instrument.batches import bare_copy
 from loaderdoctor.instrument.dataset.safety import kind_of, looked_at, some_samples
 
 Replacement = Callable[[Any], Any]  # the value itself where it stays
@@ -35,7 +36,7 @@ MAX_VALUES = 20_000_000
 
 _PLAIN = (int, float, complex, bool, type(None), bytes, bytearray, type)
 _CLOSED = (
-    types.ModuleType, types.FunctionType, types.BuiltinFunctionType, Tensor, np.memmap,
+    str, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, Tensor, np.memmap,
 )  # fmt: skip
 _BLOCKS = (ast.With, ast.If, ast.For, ast.While, ast.Try)
 _EFFECTS = (
@@ -72,7 +73,7 @@ class _Visit:
         if id(node) in self._made:
             return self._made[id(node)]
         new = self._replacement(node)
-        if new is not node or isinstance(node, (str, *_CLOSED)):
+        if new is not node or isinstance(node, _CLOSED):
             return new
         if isinstance(node, (list, tuple, dict)):
             return self._remember(node, self._container(node, depth))
@@ -133,7 +134,7 @@ class _Visit:
             return node
         key = id(node)
         if key in self._under_way:  # a cycle: what refers back gets the copy
-            self._made[key] = _bare(node)
+            self._made[key] = bare_copy(node)
             return self._made[key]
         self._under_way.add(key)
         self._keep.append(node)
@@ -143,31 +144,10 @@ class _Visit:
         if not changed and key not in self._made:
             self._made[key] = node
             return node
-        made = self._made.setdefault(key, _bare(node)) if key not in self._made else self._made[key]
-        vars(made).update(new)
-        return made
-
-
-def _bare(node: Any) -> Any:
-    """A new object with the same attributes."""
-    kind = type(node)
-    try:
-        made = object.__new__(kind)
-    except TypeError:  # a C type as base: its own idea of a copy
-        return copy.copy(node)
-    vars(made).update(vars(node))
-    for name in _slots(kind):
-        if hasattr(node, name):
-            object.__setattr__(made, name, getattr(node, name))
-    return made
-
-
-def _slots(kind: type) -> Iterator[str]:
-    for base in kind.__mro__:
-        names = base.__dict__.get("__slots__", ())
-        for name in (names,) if isinstance(names, str) else names:
-            if name not in ("__dict__", "__weakref__"):
-                yield f"_{base.__name__.lstrip('_')}{name}" if name.startswith("__") else name
+        if key not in self._made:
+            self._made[key] = bare_copy(node)
+        vars(self._made[key]).update(new)
+        return self._made[key]
 
 
 def making_only(dataset: Any, field: str, collate: Any, *, apart: bool) -> Any | None:
@@ -277,11 +257,10 @@ def _has_effects(statement: ast.stmt) -> bool:
     """Whether it may matter although its names don't: all but assignments to names."""
     if isinstance(statement, ast.Expr):
         return not isinstance(statement.value, ast.Constant)  # a docstring
-    if isinstance(statement, _BLOCKS):
-        return any(isinstance(node, _EFFECTS) for node in ast.walk(statement))
-    if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+    if isinstance(statement, (*_BLOCKS, ast.Assign, ast.AnnAssign, ast.AugAssign)):
         return any(
-            isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+            isinstance(node, _EFFECTS)
+            or (isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store))
             for node in ast.walk(statement)
         )
     return not isinstance(statement, ast.Pass)

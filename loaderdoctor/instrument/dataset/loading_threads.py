@@ -15,10 +15,10 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from loaderdoctor.errors import TrialRefused
-from loaderdoctor.instrument.batches import tensors
+from loaderdoctor.instrument.batches import digest, tensors
 from loaderdoctor.instrument.dataset import asks_for_worker, only_seeds, put_back, states
 from loaderdoctor.instrument.dataset.cached import CachedDataset
-from loaderdoctor.instrument.dataset.rows import RowBatches, content_of
+from loaderdoctor.instrument.dataset.rows import RowBatches
 from loaderdoctor.instrument.dataset.safety import all_open_handles, own_copy
 
 # Batches made by one thread and then by all at once: as many, or as that time makes, at least two.
@@ -161,5 +161,5 @@ class _Told:
     """What is compared of a batch, which is not kept."""
 
     def __init__(self, batch: Any) -> None:
-        self.content = content_of(batch)
+        self.content = digest(batch)
         self.kinds = [(path, tuple(tensor.shape), tensor.dtype) for path, tensor in tensors(batch)]

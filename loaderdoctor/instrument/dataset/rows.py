@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset
 
 from loaderdoctor.errors import TrialRefused
-from loaderdoctor.instrument.batches import UnsupportedBatch, digest, rebuild, tensors
+from loaderdoctor.instrument.batches import digest, rebuild, tensors
 from loaderdoctor.instrument.dataset import put_back, states
 from loaderdoctor.instrument.dataset.cached import CachedDataset
 from loaderdoctor.instrument.dataset.safety import all_open_handles, own_copy
@@ -204,12 +204,12 @@ def _reference(dataset: Any, collate: Collate, batch_size: int) -> list[tuple[li
                 )
         short = order[: max(1, batch_size // 2)]
         made.append((short, _whole(dataset, collate, short)))
-        again = content_of(_whole(dataset, collate, made[0][0]))
+        again = digest(_whole(dataset, collate, made[0][0]))
     except (KeyError, TypeError) as error:
         raise TrialRefused(f"samples are not numbered 0, 1, 2, …: {error!r}") from error
     if states() != before:
         raise TrialRefused("its samples are drawn at random: each is made anew, not looked up")
-    if again != content_of(made[0][1]):
+    if again != digest(made[0][1]):
         raise TrialRefused("a batch came out differently when it was made twice")
     return made
 
@@ -223,10 +223,7 @@ def _matched(
 ) -> dict[str, Tensor]:
     """For each tensor of a batch the array that its rows come from. Raises TrialRefused."""
     columns: dict[str, Tensor] = {}
-    try:
-        leaves = [(indices, dict(tensors(batch))) for indices, batch in batches]
-    except UnsupportedBatch as error:
-        raise TrialRefused(str(error)) from error
+    leaves = [(indices, dict(tensors(batch))) for indices, batch in batches]
     for path, first in leaves[0][1].items():
         alike = sorted(
             (t for t in held.values() if t.shape[1:] == first.shape[1:]),
@@ -253,10 +250,10 @@ def _gives(
 ) -> bool:
     for indices, found in leaves:
         leaf = found.get(path)
-        if leaf is None or len(leaf) != len(indices):
+        if leaf is None or not leaf.ndim or len(leaf) != len(indices):
             return False
         at: Any = indices if rows is None else rows[indices]
-        if content_of(column[at].to(leaf.dtype)) != content_of(leaf):
+        if digest(column[at].to(leaf.dtype)) != digest(leaf):
             return False
     return True
 
@@ -268,13 +265,5 @@ def _require_equal(found: RowBatches, batches: list[tuple[list[int], Any]]) -> N
         same_layout = [t.stride() for _, t in tensors(ours)] == [
             t.stride() for _, t in tensors(own)
         ]
-        if not same_layout or content_of(ours) != content_of(own):
+        if not same_layout or digest(ours) != digest(own):
             raise TrialRefused("batches made of whole rows differ from the loader's own")
-
-
-def content_of(batch: Any) -> bytes:
-    """What equal batches have in common; raises TrialRefused of batches that can't be compared."""
-    try:
-        return digest(batch)
-    except UnsupportedBatch as error:
-        raise TrialRefused(f"its batches can't be compared: {error}") from error

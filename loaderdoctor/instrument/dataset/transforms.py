@@ -105,17 +105,15 @@ def _changed(dataset: Any, composes: Sequence[Any], left_out: dict[int, Any]) ->
 
 def _counterparts(transform: Any) -> Iterator[Any]:
     """What gives the same shape without chance, from the transform's own library."""
-    module: Any = sys.modules.get(type(transform).__module__)
-    name, size = transform_name(transform), getattr(transform, "size", None)
-    if size is None:
+    size, name = getattr(transform, "size", None), transform_name(transform)
+    made_by = {"RandomResizedCrop": "Resize", "RandomCrop": "CenterCrop"}.get(name)
+    if size is None or made_by is None:
         return
-    for made_by in {"RandomResizedCrop": ("Resize",), "RandomCrop": ("CenterCrop",)}.get(name, ()):
-        package: Any = module
-        if not hasattr(package, made_by):  # torchvision.transforms.v2._geometry has both
-            package = sys.modules.get(type(transform).__module__.rpartition(".")[0])
-        maker = getattr(package, made_by, None)
-        if maker is not None:
-            yield maker(tuple(size) if isinstance(size, (list, tuple)) else (size, size))
+    own = type(transform).__module__  # torchvision.transforms.v2._geometry has both; else above it
+    makers = (getattr(sys.modules.get(x), made_by, None) for x in (own, own.rpartition(".")[0]))
+    maker = next((x for x in makers if x is not None), None)
+    if maker is not None:
+        yield maker(tuple(size) if isinstance(size, (list, tuple)) else (size, size))
 
 
 # `uint8`: batches travel as bytes and become normalised floats where they arrive.

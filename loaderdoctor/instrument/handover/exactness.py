@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, MapDataPipe
 
 from loaderdoctor.errors import TrialRefused
+from loaderdoctor.instrument.batches import attributes
 from loaderdoctor.instrument.dataset import only_seeds
 from loaderdoctor.instrument.dataset.dataset_code import randomness_of_dataset
 from loaderdoctor.instrument.trial.trial_checks import check
@@ -37,6 +38,7 @@ HANDED_OVER = frozenset(
      "start_method"}
 )  # fmt: skip
 
+CHANGED = "the loop changes the dataset while it is read: other workers miss it"
 _UNSEEN = (
     "its dataset holds more than can be compared from epoch to epoch: workers that are kept would "
     "miss what the loop changes of it"
@@ -97,10 +99,11 @@ class Nature:
         kept = bool(settings.persistent_workers) != bool(own.persistent_workers)
         if settings.in_order is False:
             return "in_order=False changes the order of the batches"
-        if settings.num_workers != own.num_workers and not self.init_only_seeds:
+        if others and not self.init_only_seeds:
             return "its worker_init_fn may do something for each worker, not only seed it"
-        if self.changed_by_loop and (moved or kept):
-            return "the loop changes the dataset while it is read: other workers miss it"
+        # Workers that persist have the dataset as it was: any that are opened now have it as it is.
+        if self.changed_by_loop and settings != own and (moved or kept or own.persistent_workers):
+            return CHANGED
         if not exact or not self.random or settings == own:
             return None
         if moved or kept:
@@ -109,17 +112,14 @@ class Nature:
             return f"{self._in_words} draws at random, from generators that workers keep"
         return None
 
-    def boundary_reason(self, settings: Settings, *, exact: bool) -> str | None:
-        """Why they can take over only where a pass begins; None: at any batch."""
+    def waits_for_epoch(self, settings: Settings, *, exact: bool) -> bool:
+        """Whether they can take over only where a pass begins, or at any batch.
+
+        Generators of workers begin with an epoch, and so does what else an init function prepares.
+        """
         if not settings.num_workers and not self.own.num_workers:
-            return None
-        if exact and self.random:
-            return f"{self._in_words} draws at random: its workers' generators begin with an epoch"
-        if not self.init_only_seeds:
-            return "its worker_init_fn may do something for each worker, not only seed it"
-        if self.changed_since_start:
-            return "the loop changed the dataset since the epoch began"
-        return None
+            return False
+        return (exact and self.random) or not self.init_only_seeds or self.changed_since_start
 
     @property
     def _in_words(self) -> str:
@@ -224,14 +224,7 @@ class _Look:
 
     def _held(self, value: Any, depth: int) -> Any:
         """Its attributes."""
-        held = getattr(value, "__dict__", None)
-        found = dict(held) if isinstance(held, dict) else {}
-        for kind in type(value).__mro__:
-            slots = vars(kind).get("__slots__", ())
-            for name in (slots,) if isinstance(slots, str) else tuple(slots):
-                if name not in ("__dict__", "__weakref__") and hasattr(value, name):
-                    found[name] = getattr(value, name)
-        return tuple((name, self.at(item, depth + 1)) for name, item in found.items())
+        return tuple((name, self.at(item, depth + 1)) for name, item in attributes(value))
 
     def _items(self, items: Collection[Any], depth: int) -> Any:
         if not self._fits(len(items)):

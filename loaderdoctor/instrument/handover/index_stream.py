@@ -103,7 +103,7 @@ class IndexStream:
         self.exhausted = False
         self._draw = draw
         self._lead = lead
-        self._first_quiet, self._last_quiet = quiet.first, quiet.last
+        self._quiet = quiet
         self._n_drawn = n_drawn
         self._waiting: deque[Any] = deque()
         if lead:
@@ -118,7 +118,7 @@ class IndexStream:
     def take(self) -> Any:
         """The next index for a pool. Raises StopIteration where there is none, or none yet."""
         waiting = self._waiting
-        if not waiting and self._first_quiet <= self._n_drawn + 1 <= self._last_quiet:
+        if not waiting and self._n_drawn + 1 in self._quiet:
             self._draw_one()
         if not waiting:
             raise StopIteration

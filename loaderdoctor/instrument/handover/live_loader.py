@@ -13,6 +13,7 @@ import math
 import weakref
 from collections import deque
 from collections.abc import Callable
+from time import perf_counter_ns
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -36,6 +37,9 @@ from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings
 
 # Batches of the loop's own loader that other pools have to make again; the latest are kept.
 N_SAMPLES = 3
+# While workers serve a loop that has none, its dataset is looked at for changes that they miss:
+# 30 microseconds for a few attributes, 30 ms for the most that are compared.
+MAX_SHARE_OF_TIME = 0.002
 
 
 class LiveLoader:
@@ -83,6 +87,7 @@ class LiveLoader:
         self._kept: Pool | None = None  # persistent workers, between passes
         self._kept_marks: Marks | None = None  # the dataset, as those workers were started with it
         self._own_marks: Marks | None = None  # the same for its own, of this pass or for good
+        self._look_at_ns = 0  # at the dataset again, not before
         self._waits = False  # for the next pass: what is wanted can't take over within this one
         if like is not None:
             self._go_on_as(like)
@@ -109,16 +114,16 @@ class LiveLoader:
     def complete(self, settings: Settings) -> Settings:
         """These changes over the loader's own, without what means nothing at 0 workers."""
         whole = settings.over(self.own)
-        if not whole.num_workers:
+        if whole.num_workers:
+            defaults = Settings(
+                prefetch_factor=DEFAULT_PREFETCH_FACTOR,
+                persistent_workers=False,
+                in_order=True,
+                start_method=default_start_method(),  # type: ignore[arg-type]  # one of three words
+            )
+            whole = whole.over(defaults)
+        else:
             whole = Settings(num_workers=0, pin_memory=whole.pin_memory)
-            return settings if settings == whole else whole
-        defaults = Settings(
-            prefetch_factor=DEFAULT_PREFETCH_FACTOR,
-            persistent_workers=False,
-            in_order=True,
-            start_method=default_start_method(),  # type: ignore[arg-type]  # one of three words
-        )
-        whole = whole.over(defaults)
         return settings if settings == whole else whole  # the same object is told apart at once
 
     def want(self, settings: Settings, *, at_epoch: bool = False) -> str | None:
@@ -141,10 +146,6 @@ class LiveLoader:
         if settings == self.own or self.want(settings) is not None:
             self.wanted, self._waits = self.own, False
         self._previous = self.own
-
-    def boundary_reason(self, settings: Settings) -> str | None:
-        """Why these changes can take over only at an epoch's beginning; None: at any batch."""
-        return self.nature.boundary_reason(self.complete(settings), exact=self.exact)
 
     @property
     def now(self) -> LoopsPass | None:
@@ -289,10 +290,8 @@ class LiveLoader:
         if like._dataset == self._dataset:
             self._samples = like._samples
             self._proven |= like._proven
-        if like.own == self.own and like.wanted is not like.own:
-            self.wanted, self._previous = like.wanted, like._previous
-        elif like.own == self.own:
-            self.own = self.wanted = self._previous = like.own
+        if like.own == self.own:
+            self.own, self.wanted, self._previous = like.own, like.wanted, like._previous
         like.close()
 
     # ------------------------------------------------------------ asked by passes
@@ -302,7 +301,7 @@ class LiveLoader:
         if self._waits or loader is None:
             return None
         self._look_again(loader)
-        self._waits = self.nature.boundary_reason(self.wanted, exact=self.exact) is not None
+        self._waits = self.nature.waits_for_epoch(self.wanted, exact=self.exact)
         return None if self._waits else self.wanted
 
     def open_pool(self, settings: Settings, seed: int) -> Pool | None:
@@ -352,10 +351,20 @@ class LiveLoader:
         self.wanted = self._before(settings)
         return self.wanted
 
+    def changed_meanwhile(self) -> bool:
+        loader, began = self._loader(), perf_counter_ns()
+        if self.own.num_workers or loader is None or began < self._look_at_ns:
+            return False
+        changed = marks(loader.dataset) != self._kept_marks
+        self._look_at_ns = began + int((perf_counter_ns() - began) / MAX_SHARE_OF_TIME)
+        if changed:
+            self.nature.changed_by_loop = True
+            self._look_again(loader)  # which is refused, so that its own settings are wanted
+        return changed
+
     def keep(self, pool: Pool) -> None:
-        before, self._kept = self._kept, pool
-        if before is not None:
-            before.close()
+        self.close()
+        self._kept = pool
 
     def proved(self, settings: Settings) -> None:
         self._proven.add(settings)

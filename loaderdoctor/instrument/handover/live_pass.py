@@ -20,7 +20,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleP
 from loaderdoctor.instrument.batches import digest
 from loaderdoctor.instrument.dataset import states
 from loaderdoctor.instrument.handover import FETCH, OwnRest, Pool, PoolUnfitError, Sample
-from loaderdoctor.instrument.handover.exactness import Marks, marks
+from loaderdoctor.instrument.handover.exactness import CHANGED, Marks, marks
 from loaderdoctor.instrument.handover.index_stream import IndexStream
 from loaderdoctor.instrument.trial import NoBatchError
 from loaderdoctor.settings import Settings
@@ -52,6 +52,9 @@ class Keeper(Protocol):
 
     def proved(self, settings: Settings) -> None:
         """A pool with these gave the loop its first batch."""
+
+    def changed_meanwhile(self) -> bool:
+        """Whether the loop changed its dataset, and its own loader would read it as it is now."""
 
     def keep(self, pool: Pool) -> None:
         """Its workers persist: the pass is over and another may come."""
@@ -88,7 +91,6 @@ class OwnPass:
         self._in_process = not own._num_workers
         n_drawn = self.n_asked if self._in_process else int(own._send_idx)
         self._compared = range(n_drawn + 1, n_drawn + N_COMPARED + 1)
-        self._last_compared = n_drawn + N_COMPARED
         self._drawn = _Counted(own._sampler_iter, n_drawn, self._compared)
         own._sampler_iter = self._drawn
         self._marks_after: Marks | None = None
@@ -115,7 +117,7 @@ class OwnPass:
         """Torch's next batch. Raises what torch and the user's code raise."""
         self.n_asked += 1
         number = self.n_asked
-        if number > self._last_compared or number not in self._compared:
+        if number not in self._compared:
             return FETCH(own)
         changed = self._marks_after is not None and self._marks_after != marks(own._dataset)
         batch = FETCH(own)
@@ -166,7 +168,11 @@ class LivePass:
         if self._closed:
             raise StopIteration
         self._stream.asked()
-        if self._keeper.wanted is not self._line[-1].settings:
+        if self._line[-1].settings.num_workers and self._keeper.changed_meanwhile():
+            # What workers made of the dataset as it was is made again.
+            self._close_from(0 if isinstance(self._line[0], Pool) else 1, stuck=False)
+            self._open(self._keeper.wanted, PoolUnfitError(CHANGED))
+        elif self._keeper.wanted is not self._line[-1].settings:
             self._go_over()
         while True:
             here = self._line[0]
@@ -233,21 +239,29 @@ class LivePass:
         if settings is None:
             pool.skip_failed()
             raise error
-        at = self._line.index(pool)
+        # Workers that are well end by themselves: one that is killed may hold a lock of the user's.
+        stuck = not isinstance(error, PoolUnfitError)
+        self._close_from(self._line.index(pool), stuck=stuck)
+        self._open(settings, error)
+
+    def _close_from(self, at: int, *, stuck: bool) -> None:
+        """These pools of the line; others make what they have not given."""
         left: list[Any] = []
         for one in self._line[at:]:
             assert isinstance(one, Pool)  # what torch's own iterator has left comes first
-            # Workers that are well end by themselves: one that is killed may hold a lock of the
-            # user's.
-            left += one.close(stuck=not isinstance(error, PoolUnfitError))
+            left += one.close(stuck=stuck)
         del self._line[at:]
         self._stream.give_back(left)
+
+    def _open(self, settings: Settings, error: Exception) -> None:
+        """A pool with these, or with what is gone back to; raises the error where there is none."""
         made = self._keeper.open_pool(settings, self._seed)
         while made is None:
-            settings = self._keeper.failed(settings, error)
-            if settings is None:
+            before = self._keeper.failed(settings, error)
+            if before is None:
                 self.close()
                 raise error
+            settings = before
             made = self._keeper.open_pool(settings, self._seed)
         self._append(made)
 

@@ -143,7 +143,7 @@ class Compute:
             self._checks.append(
                 lambda: (
                     None
-                    if any(count.n for count in counts)
+                    if any(n for (n,) in counts)
                     else "the loop clears gradients without zero_grad(): nothing could be switched"
                 )
             )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import gc
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -140,15 +140,23 @@ def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator
     """`forward` in place of the module's, in the instance. Raises TrialRefused for TorchScript."""
     if isinstance(module, torch.jit.ScriptModule):
         raise TrialRefused(f"{type(module).__name__} is TorchScript: its forward can't be replaced")
-    before = module.__dict__.get("forward", _ABSENT)
-    module.__dict__["forward"] = forward
+    with _in_instance(module, "forward", forward):
+        yield
+
+
+@contextmanager
+def _in_instance(owner: Any, name: str, method: Callable[..., Any]) -> Iterator[None]:
+    """A method of this one object in place of its class's."""
+    held = owner.__dict__
+    before = held.get(name, _ABSENT)
+    held[name] = method
     try:
         yield
     finally:
         if before is _ABSENT:
-            module.__dict__.pop("forward", None)
+            held.pop(name, None)
         else:
-            module.__dict__["forward"] = before
+            held[name] = before
 
 
 def cast_type(device: torch.device) -> torch.dtype:
@@ -240,8 +248,6 @@ def checkpointed(model: nn.Module) -> Iterator[None]:
         raise TrialRefused(
             "the model has no chain of modules to checkpoint: it needs a change of the script"
         )
-    from contextlib import ExitStack
-
     with ExitStack() as stack:
         for part in dict.fromkeys(parts):
             stack.enter_context(replaced_forward(part, _run_twice(part.forward)))
@@ -311,33 +317,20 @@ def _channels_last(value: Any) -> Any:
 # ---------------------------------------------------------------- the optimizer
 
 
-class Count:
-    """How often something was called."""
-
-    __slots__ = ("n",)
-
-    def __init__(self) -> None:
-        self.n = 0
-
-
 @contextmanager
-def zero_grad(owner: Optimizer | nn.Module, to_none: bool) -> Iterator[Count]:
-    """`zero_grad()` of this object with that `set_to_none`, whatever the loop passes."""
-    inner, count = owner.zero_grad, Count()
-    before = owner.__dict__.get("zero_grad", _ABSENT)
+def zero_grad(owner: Optimizer | nn.Module, to_none: bool) -> Iterator[list[int]]:
+    """`zero_grad()` of this object with that `set_to_none`, whatever the loop passes.
+
+    Gives a list of one number: how often it was called.
+    """
+    inner, n_calls = owner.zero_grad, [0]
 
     def zero(*_: Any, **__: Any) -> None:
-        count.n += 1
+        n_calls[0] += 1
         inner(set_to_none=to_none)
 
-    owner.__dict__["zero_grad"] = zero
-    try:
-        yield count
-    finally:
-        if before is _ABSENT:
-            owner.__dict__.pop("zero_grad", None)
-        else:
-            owner.__dict__["zero_grad"] = before
+    with _in_instance(owner, "zero_grad", zero):
+        yield n_calls
 
 
 @contextmanager

@@ -34,7 +34,7 @@ from loaderdoctor.instrument.dataset.dataset_files import (
     tmpfs_place,
 )
 from loaderdoctor.instrument.dataset.dataset_tree import making_only
-from loaderdoctor.instrument.dataset.loading_threads import check_threads
+from loaderdoctor.instrument.dataset.loading_threads import N_IN_BATCH, check_threads
 from loaderdoctor.instrument.dataset.rows import as_it_is, kept_batches, row_batches
 from loaderdoctor.instrument.dataset.transforms import Normaliser, as_bytes, without_augmentation
 from loaderdoctor.instrument.system import memory
@@ -46,8 +46,6 @@ Note = Callable[[str, str], None]  # (kind, text): something the report must say
 KEEP_CACHE_S = 1.0
 # More of the dataset's pages still in memory than this after they were dropped: not cold.
 MAX_WARM_SHARE = 0.10
-# Samples in a batch that is compared, where a sampler of the script's own makes the batches.
-N_IN_BATCH = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +57,7 @@ class TrialData:
     batch_size: int | None
     collate: Any
     normalise: Normaliser | None = None
-    before_epoch: Callable[[], None] | None = None  # not part of the epoch's time
+    before_epoch: Callable[[], object] | None = None  # not part of the epoch's time
 
 
 MakeBatch = Callable[[TrialData], Any]
@@ -122,8 +120,8 @@ def trial_data(
     if settings.batched:
         data = _batched(loader, data, settings, made, note, cache_limit_s)
     elif settings.cache:
-        dataset = _cached(loader, data.dataset, settings, made, note, cache_limit_s)
-        data = replace(data, dataset=dataset)
+        cached = _cached(loader, data.dataset, settings, made, note, cache_limit_s)
+        data = replace(data, dataset=cached)
     if settings.portion is not None and settings.portion < 1:
         data = replace(data, sampler=_first_part(loader, settings.portion))
     if settings.batch_size is not None and settings.batch_size != loader.batch_size:
@@ -182,6 +180,11 @@ def _collate_of(loader: DataLoader[Any]) -> Any:
     return loader.collate_fn
 
 
+def made_once(loader: DataLoader[Any], key: tuple[object, ...], make: Callable[[], Any]) -> Any:
+    """What `make` makes of this loader's dataset: kept, and given again for the same key."""
+    return _once(_made_of(_owner(loader)), key, make)
+
+
 def _once(made: _Made, key: tuple[object, ...], make: Callable[[], Any]) -> Any:
     if key not in made.datasets:
         made.datasets[key] = make()
@@ -238,15 +241,16 @@ def _batched(
     size = settings.batch_size or loader.batch_size or N_IN_BATCH
     # What is made is kept while the loop's loader is: a dataset changed in place is read anew by
     # its arrays, one whose arrays are exchanged is not.
-    key = (id(data.dataset), loader.collate_fn, settings.cache, limit_s is not None, "batched")
+    kept = (settings.portion, limit_s is not None) if settings.cache else None
+    key = (id(data.dataset), loader.collate_fn, kept, "batched")
 
     def whole() -> Any:
         if not settings.cache:
             return row_batches(
                 data.dataset, loader.collate_fn, size, on_copy=loader.num_workers > 0
             )
-        kept = _cached(loader, data.dataset, settings, _Made(), note, limit_s)
-        return kept_batches(kept, loader.collate_fn, size)
+        samples = _cached(loader, data.dataset, settings, _Made(), note, limit_s)
+        return kept_batches(samples, loader.collate_fn, size)
 
     return replace(data, dataset=_once(made, key, whole), collate=as_it_is)
 
@@ -350,11 +354,7 @@ def _stored(
         if storage == "cold":
             raise TrialRefused(f"{stayed} stayed in memory though they were dropped")
         note("storage-warm", f"storage={storage}: {stayed} stayed in memory")
-
-    def drop_again() -> None:
-        memory.drop_pages(files)
-
-    return replace(data, before_epoch=drop_again)
+    return replace(data, before_epoch=lambda: memory.drop_pages(files))
 
 
 class FirstSamples(Sampler[int]):
@@ -380,7 +380,9 @@ def _first_part(loader: DataLoader[Any], portion: float) -> Sampler[int] | Any:
     dataset: Any = loader.dataset
     if isinstance(dataset, IterableDataset):
         raise TrialRefused("the dataset is an iterable one: its first part can't be told")
-    if loader.batch_sampler is not None and loader.batch_size is None:
+    if isinstance(loader.sampler, BatchSampler):
+        raise TrialRefused("the loader asks the dataset for whole batches")
+    if _own_batches(loader):
         raise TrialRefused("its own batch_sampler decides which samples make a batch")
     n = n_first(len(dataset), portion)
     sampler: Any = loader.sampler

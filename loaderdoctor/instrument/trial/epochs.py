@@ -28,12 +28,13 @@ from torch.utils.data import (
 from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.batches.source import endlessly, one_batch
 from loaderdoctor.instrument.dataset import put_back
+from loaderdoctor.instrument.dataset.loading_threads import N_IN_BATCH
 from loaderdoctor.instrument.dataset.rows import as_it_is
 from loaderdoctor.instrument.dataset.safety import left_open
 from loaderdoctor.instrument.system.processes import OnCpus, cpu_sets
 from loaderdoctor.instrument.trial import EpochFeed
 from loaderdoctor.instrument.trial.compute_switches import less_collected
-from loaderdoctor.instrument.trial.data_axes import N_IN_BATCH, TrialData
+from loaderdoctor.instrument.trial.data_axes import TrialData
 from loaderdoctor.instrument.trial.trial_checks import (
     loader_settings,
     reads_here,
@@ -62,7 +63,7 @@ class EpochSource:
         cycle: int,
         after: Callable[[bool], None],
         loader_id: str = "",
-        before_epoch: Callable[[], None] | None = None,
+        before_epoch: Callable[[], object] | None = None,
     ) -> None:
         self._open_feed = open_feed
         self._cycle = cycle

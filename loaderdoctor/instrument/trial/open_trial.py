@@ -7,7 +7,6 @@ collate function and the like are used again. What a trial opens, `close` ends.
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -50,7 +49,7 @@ from loaderdoctor.instrument.trial import (
     ThreadFeed,
     shut_down,
 )
-from loaderdoctor.instrument.trial.data_axes import Note, TrialData, n_first, trial_data
+from loaderdoctor.instrument.trial.data_axes import Note, TrialData, made_once, n_first, trial_data
 from loaderdoctor.instrument.trial.epochs import (
     EpochSource,
     first_made,
@@ -69,11 +68,6 @@ from loaderdoctor.instrument.wire.records import TensorRecord, TransferRecord
 from loaderdoctor.settings import Settings
 
 OpenIter = Callable[[DataLoader[Any]], Any]
-
-# What was made of a loader's dataset, compared once, by the id of the dataset it was made of.
-_made: weakref.WeakKeyDictionary[
-    DataLoader[Any], dict[int, tuple[Any, EncodedFiles, OnTensors]]
-] = weakref.WeakKeyDictionary()
 
 
 def open_trial(
@@ -158,7 +152,7 @@ def open_trial(
             opened_epochs,
             fetch_limit_s,
             note,
-            n=_n_resident(loader, settings),
+            n=_n_resident(loader, settings.portion),
         )
     if data.normalise is not None and to_device is not None:
         to_device = NormalisingToDevice(to_device, data.normalise)
@@ -241,7 +235,7 @@ def measure_boundary(source: Source) -> int:
         return measure_boundary(source.inner)
     if isinstance(source, (EpochSource, ResidentSource)):
         return source.boundary_ns()
-    if isinstance(source, (ReplaySource, SyntheticSource)):
+    if isinstance(source, ReplaySource):
         return 0
     raise TypeError(f"{type(source).__name__} is not a trial's source")
 
@@ -314,25 +308,14 @@ def _non_blocking(settings: Settings, transfers: tuple[TransferRecord, ...]) -> 
     return bool(settings.side_stream) or any(transfer.non_blocking for transfer in transfers)
 
 
-def _n_resident(loader: DataLoader[Any], settings: Settings) -> int:
+def _n_resident(loader: DataLoader[Any], portion: float | None) -> int:
     """How many samples are to be on the device; of an iterable dataset batches."""
-    if isinstance(loader.dataset, IterableDataset):
-        return _length(loader)
+    iterable = isinstance(loader.dataset, IterableDataset)
     try:
-        n = len(loader.dataset)  # type: ignore[arg-type]
+        n = max(1, len(loader)) if iterable else len(loader.dataset)  # type: ignore[arg-type]
     except TypeError:
-        raise TrialRefused(_NO_LENGTH) from None
-    return n_first(n, settings.portion) if settings.portion is not None else n
-
-
-_NO_LENGTH = "the dataset has no length, so whether it fits can't be told"
-
-
-def _length(loader: DataLoader[Any]) -> int:
-    try:
-        return max(1, len(loader))
-    except TypeError:
-        raise TrialRefused(_NO_LENGTH) from None
+        raise TrialRefused("the dataset has no length, so whether it fits can't be told") from None
+    return n if iterable or portion is None else n_first(n, portion)
 
 
 def files_of(
@@ -344,8 +327,8 @@ def files_of(
     """
     if loader.batch_sampler is None:
         raise TrialRefused("the loader makes no batches of samples (batch_size=None)")
-    made = _made.setdefault(loader, {})
-    if id(data.dataset) not in made:
+
+    def made() -> tuple[EncodedFiles, OnTensors]:
         files, finish, difference = encoded(
             data.dataset, data.collate, decoding_on(device), apart=loader.num_workers > 0
         )
@@ -355,8 +338,10 @@ def files_of(
             "range on average from those that the dataset makes, and their random draws are made "
             "in the training process: training is the same only as far as that goes.",
         )
-        made[id(data.dataset)] = data.dataset, files, finish  # kept, so that its id stays its own
-    _, files, finish = made[id(data.dataset)]
+        return files, finish
+
+    key = (id(data.dataset), loader.collate_fn, "device_decode")
+    files, finish = made_once(loader, key, made)
     return replace(data, dataset=files, collate=joined), finish
 
 

@@ -17,13 +17,14 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from loaderdoctor.errors import TrialRefused
-from loaderdoctor.instrument.batches import UnsupportedBatch, digest, rebuild, tensors
+from loaderdoctor.instrument.batches import digest, rebuild, tensors
 from loaderdoctor.instrument.batches.h2d import ToDevice, raw_to
 from loaderdoctor.instrument.batches.source import Source
 from loaderdoctor.instrument.dataset import put_back
+from loaderdoctor.instrument.dataset.loading_threads import N_IN_BATCH
 from loaderdoctor.instrument.system.machine import available_bytes
 from loaderdoctor.instrument.system.memory import gpu_free_bytes
-from loaderdoctor.instrument.trial.data_axes import N_IN_BATCH, Note, TrialData
+from loaderdoctor.instrument.trial.data_axes import Note, TrialData
 from loaderdoctor.instrument.trial.epochs import OpenEpochs
 from loaderdoctor.instrument.trial.trial_checks import loader_settings
 
@@ -218,16 +219,14 @@ def _rows(
     source = filling.source([*parts, again])
     columns: dict[str, Tensor] = {}
     seen: dict[tuple[str, int], Tensor] = {}  # rows of `again`, as they were first made
-    like, bare = None, b""
+    like: Any = None  # a batch without what its tensors hold
     try:
         for part in parts:
             batch = _next(source)
             leaves = _leaves(batch, len(part))
-            if like is None:
-                like, bare = _bare(batch), _other_parts(batch)
-            elif set(leaves) != {path for path, _ in tensors(like)} or (
-                _other_parts(batch) != bare
-            ):
+            bare = rebuild(batch, lambda _, tensor: torch.empty(0, dtype=tensor.dtype))
+            like = bare if like is None else like
+            if digest(bare) != digest(like):
                 raise TrialRefused("its batches hold more than tensors with a row for each sample")
             moved = {path for path, tensor in leaves.items() if to_device.moves(path, tensor)}
             room.take(
@@ -294,25 +293,10 @@ def _next(source: Source) -> Any:
 
 
 def _leaves(batch: Any, n: int) -> dict[str, Tensor]:
-    try:
-        found = dict(tensors(batch))
-    except UnsupportedBatch as error:
-        raise TrialRefused(str(error)) from error
+    found = dict(tensors(batch))
     if not found or any(t.ndim == 0 or len(t) != n for t in found.values()):
         raise TrialRefused("not every tensor of a batch has a row for each sample")
     return found
-
-
-def _bare(batch: Any) -> Any:
-    return rebuild(batch, lambda _, tensor: torch.empty(0, dtype=tensor.dtype))
-
-
-def _other_parts(batch: Any) -> bytes:
-    """What a batch holds beside its tensors, to compare."""
-    try:
-        return digest(_bare(batch))
-    except UnsupportedBatch as error:
-        raise TrialRefused(f"its batches can't be compared: {error}") from error
 
 
 def _own(batch: Any, on_device: set[int]) -> Any:

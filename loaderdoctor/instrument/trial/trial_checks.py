@@ -15,6 +15,7 @@ import multiprocessing.spawn
 import sys
 import tempfile
 import tokenize
+import warnings
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -196,10 +197,10 @@ def main_is_guarded() -> bool:
     By the statement of the script that runs now, where it is on this thread's stack; else by
     whether there is a guard at all. True where there is no script to import.
     """
-    source = _source()
-    if source is None:
+    script = _script()
+    if script is None:
         return True
-    tree = ast.parse(source)
+    _, tree = script
     line = _running_line()
     if line is None:
         return any(_is_guard(node) for node in tree.body)
@@ -209,10 +210,10 @@ def main_is_guarded() -> bool:
 
 def guard_code() -> str | None:
     """The guard with what of the script belongs under it, shortened; None where it has one."""
-    source = _source()
-    if source is None or main_is_guarded():
+    script = _script()
+    if script is None or main_is_guarded():
         return None
-    tree, lines = ast.parse(source), source.splitlines()
+    lines, tree = script[0].splitlines(), script[1]
     kept = set(map(id, _definitions(tree)))
     runs = [n for n in tree.body if id(n) not in kept and not _is_docstring(n)]
     shown = [line for n in runs for line in lines[n.lineno - 1 : n.end_lineno]]
@@ -223,7 +224,7 @@ def guard_code() -> str | None:
 
 def can_be_guarded() -> bool:
     """Whether `AsIfGuarded` can do it: a script that was started by its path."""
-    return _source() is not None and getattr(sys.modules["__main__"], "__spec__", None) is None
+    return _script() is not None and getattr(sys.modules["__main__"], "__spec__", None) is None
 
 
 class AsIfGuarded:
@@ -235,11 +236,10 @@ class AsIfGuarded:
 
     def __init__(self) -> None:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        source = _source()
-        if source is None or not can_be_guarded() or main_is_guarded():
+        script = _script()
+        if script is None or not can_be_guarded() or main_is_guarded():
             return
-        path = str(sys.modules["__main__"].__file__)
-        tree = ast.parse(source)
+        path, tree = str(sys.modules["__main__"].__file__), script[1]
         tree.body = _definitions(tree)
         # A class finds its file where it was, and so does `__file__`.
         text = f"__file__ = {path!r}\nexec(compile({ast.unparse(tree)!r}, {path!r}, 'exec'))\n"
@@ -331,18 +331,19 @@ def _running_line() -> int | None:
     return None
 
 
-def _source() -> str | None:
-    """The main script; None where there is none, or none that can be read as text."""
+def _script() -> tuple[str, ast.Module] | None:
+    """The main script's text; None where there is none, or none that can be read as text."""
     file = getattr(sys.modules.get("__main__"), "__file__", None)
     if file is None:
         return None
     try:
         with tokenize.open(file) as script:  # in the encoding that it declares
             text = script.read()
-        ast.parse(text)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about its strings: Python said so when it began
+            return text, ast.parse(text)
     except (OSError, SyntaxError, ValueError):
         return None  # a zip or a compiled script: multiprocessing's own idea of it counts
-    return text
 
 
 def reads_here(settings: Settings) -> bool:

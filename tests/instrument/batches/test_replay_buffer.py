@@ -241,6 +241,18 @@ def test_a_batch_that_leads_to_everything_is_refused() -> None:
         tensors(deep)
 
 
+def test_an_object_that_cannot_be_copied_is_refused() -> None:
+    class Failed(Exception):  # noqa: N818
+        def __init__(self) -> None:
+            self.x = X
+
+        def __reduce_ex__(self, protocol: object) -> Any:
+            raise TypeError("not this one")
+
+    with pytest.raises(UnsupportedBatch, match="Failed can't be copied: not this one"):
+        rebuild([Failed()], lambda path, tensor: tensor)
+
+
 def test_changes_in_place_never_reach_the_next_hand_out() -> None:
     """Labels shifted each step would run out of range, and images fade into denormals."""
     replay_buffer = record([X, torch.tensor([1, 2])])

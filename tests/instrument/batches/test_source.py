@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from loaderdoctor.instrument.trial.open_trial import measure_boundary
 from loaderdoctor.settings import Settings
@@ -75,6 +76,7 @@ class Branches(Dataset[dict[str, Any]]):
 
     def __init__(self) -> None:
         self.made: list[str] = []
+        self.at = 0
 
     def __len__(self) -> int:
         return 16
@@ -82,6 +84,8 @@ class Branches(Dataset[dict[str, Any]]):
     def __getitem__(self, index: int) -> dict[str, Any]:
         """One sample."""
         scale = 2.0
+        if self.at != index:
+            self.at = index
         picture = self.picture(index) * scale
         sound = torch.zeros(3)
         sound[:2] = self.sound(index)
@@ -90,7 +94,7 @@ class Branches(Dataset[dict[str, Any]]):
 
     def picture(self, index: int) -> Tensor:
         self.made.append("picture")
-        return torch.full((2,), float(index))
+        return torch.full((2,), float(self.at))
 
     def sound(self, index: int) -> Tensor:
         self.made.append("sound")
@@ -126,6 +130,23 @@ def test_samples_that_cannot_be_cut_down_are_made_whole_and_the_report_says_so()
     assert source.next_batch()["sound"][0].tolist() == [1.0, 1.0, 1.0]
     source.close()
     assert notes == ["other-inputs-made"]
+
+
+@dataclass(frozen=True)
+class Frozen:
+    image: Tensor
+    sound: Tensor
+
+
+def test_a_batch_that_is_frozen_gets_its_other_inputs_too() -> None:
+    def collate(samples: list[dict[str, Any]]) -> Frozen:
+        made = default_collate(samples)
+        return Frozen(made["image"], made["sound"])
+
+    loader = DataLoader(Two(), batch_size=4, collate_fn=collate)
+    (_, second) = taken(loader, Settings(fields="sound"), 2)
+    assert type(second) is Frozen and second.image[0, 0, 0] == 0
+    assert second.sound[:, 0].tolist() == [4.0, 5.0, 6.0, 7.0]
 
 
 @pytest.mark.slow

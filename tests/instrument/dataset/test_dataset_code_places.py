@@ -37,6 +37,10 @@ def test_paths_are_found_as_they_stand_and_in_lists(tmp_path: Path) -> None:
     assert dataset_code.file_systems(object()) == ()
 
 
+def test_a_text_too_long_to_be_a_path_is_none() -> None:
+    assert dataset_code.file_systems(Files(texts=["/imagine " + "x" * 300])) == ()
+
+
 def test_only_loaded_clients_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "s3fs", sys)
     monkeypatch.delitem(sys.modules, "gcsfs", raising=False)

@@ -43,6 +43,12 @@ class ByHelper(Base):
         return shifted(self.x[index])
 
 
+class Decorated(Base):
+    @torch.no_grad()
+    def __getitem__(self, index: int) -> Any:
+        return torch.randn(3)
+
+
 class Flip:
     def __call__(self, x: Any) -> Any:
         return x[::-1] if random.random() < 0.5 else x
@@ -67,6 +73,7 @@ class Chosen(Base):
         (Base(), ()),
         (Augmented(), ("Augmented.augment",)),
         (ByHelper(), ("shifted",)),
+        (Decorated(), ("Decorated.__getitem__",)),
         (Base(transform=Flip()), ("Flip.__call__",)),
         (random_split(Augmented(), [4, 4])[0], ("Augmented.augment",)),
         (Seeded(), ()),

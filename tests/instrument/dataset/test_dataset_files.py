@@ -54,6 +54,12 @@ def test_a_dataset_in_memory_has_no_storage() -> None:
     assert "in memory" in reason(DataLoader(Pictures(8)), Settings(storage="tmpfs"))
 
 
+def test_a_text_too_long_to_be_a_path_is_none() -> None:
+    dataset = Pictures(8)
+    dataset.caption = "x" * 300  # type: ignore[attr-defined]
+    assert "in memory" in reason(DataLoader(dataset), Settings(storage="cold"))
+
+
 def copies(place: Path) -> list[Path]:
     return list(place.glob("loaderdoctor-*"))
 

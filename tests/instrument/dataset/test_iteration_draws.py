@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from loaderdoctor.instrument import dataset
-from loaderdoctor.instrument.dataset import glimpse, states
+from loaderdoctor.instrument.dataset import glimpse, put_back, states
 from loaderdoctor.instrument.handover import WatchedCollate
 
 DRAWS: dict[str, Callable[[], object]] = {
@@ -105,3 +106,17 @@ def test_batches_that_are_compared_with_nothing_are_not_looked_at(
         monkeypatch.setattr(f"loaderdoctor.instrument.handover.{name}", None)
         monkeypatch.setattr(dataset, name, None)
     assert [collate([])[1] for _ in range(2)] == [False, False]
+
+
+def test_generators_are_put_back_without_a_word_whatever_numpy_draws_from() -> None:
+    numpy: Any = np.random
+    before = numpy.get_bit_generator()
+    numpy.set_bit_generator(np.random.PCG64(1))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with put_back():
+                drawn = np.random.rand()  # noqa: NPY002
+            assert np.random.rand() == drawn  # noqa: NPY002
+    finally:
+        numpy.set_bit_generator(before)

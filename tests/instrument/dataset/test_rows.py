@@ -122,6 +122,16 @@ def test_samples_that_are_no_rows_are_refused(made: Any, why: str) -> None:
         row_batches(Rows(made), default_collate, 8)
 
 
+def test_a_tensor_without_rows_is_refused() -> None:
+    def collate(samples: list[Tensor]) -> dict[str, Tensor]:
+        return {"x": torch.stack(samples), "n": torch.tensor(float(len(samples)))}
+
+    dataset = Rows(lambda self, i: torch.from_numpy(self.x[i]))
+    vars(dataset)["weights"] = torch.ones(N)
+    with pytest.raises(TrialRefused, match="n'] of a batch has no rows"):
+        row_batches(dataset, collate, 8)
+
+
 def test_other_loaders_are_refused(tmp_path: Path) -> None:
     batched = Settings(batched=True)
     assert "holds no array" in reason(DataLoader(Squares(), batch_size=4), batched)

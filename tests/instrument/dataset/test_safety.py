@@ -151,6 +151,13 @@ def _share() -> tuple[int, int]:
     return (0, 16) if info is None else (info.id, info.id + 1)
 
 
+class Decorated(IterableDataset[int]):
+    @torch.no_grad()
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        yield from range(0 if info is None else info.id, 8, 1 if info is None else info.num_workers)
+
+
 class Wrapping(IterableDataset[int]):
     def __init__(self, inner: Any) -> None:
         self.stages = [inner]
@@ -173,6 +180,7 @@ def shard(worker: int) -> None:
         (DataLoader(Unsharded(), worker_init_fn=init), True),
         (DataLoader(Sharded()), False),
         (DataLoader(AsksInAHelper()), False),
+        (DataLoader(Decorated()), False),
         (DataLoader(Wrapping(Sharded())), False),
         (DataLoader(Unsharded(), worker_init_fn=shard), False),
         (DataLoader(Squares()), False),
@@ -193,6 +201,12 @@ class OwnIterator(IterableDataset[int]):
 
     def __next__(self) -> int:
         raise AssertionError("a sample was drawn")
+
+
+class DecoratedIterator(OwnIterator):
+    @torch.no_grad()
+    def __iter__(self) -> Iterator[int]:
+        return self
 
 
 class Rewinding(OwnIterator):
@@ -250,6 +264,7 @@ class Resumable(Sampler[int]):
     ("make", "one_pass"),
     [
         (lambda: DataLoader(OwnIterator()), True),
+        (lambda: DataLoader(DecoratedIterator()), True),
         (lambda: DataLoader(Reads(i for i in range(4))), True),
         (lambda: DataLoader(Reads(map(int, "123"))), True),
         (lambda: DataLoader(Reads(queue.Queue())), True),

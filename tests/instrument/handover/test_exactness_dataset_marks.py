@@ -23,6 +23,16 @@ class Held(Dataset[Any]):
         vars(self).update(held)
 
 
+class Private:
+    __slots__ = ("__epoch",)
+
+    def __init__(self) -> None:
+        self.__epoch = 0
+
+    def advance(self) -> None:
+        self.__epoch += 1
+
+
 CHANGES: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "shuffled list": (list(range(1000)), random.Random(1).shuffle),
     "list of pairs": ([(f"{i}.png", i % 3) for i in range(900)], list.reverse),
@@ -37,6 +47,7 @@ CHANGES: dict[str, tuple[Any, Callable[[Any], Any]]] = {
         SimpleNamespace(stage=SimpleNamespace(at=1)),
         lambda x: vars(x.stage).update(at=2),
     ),
+    "private slot": (Private(), Private.advance),
 }
 
 

@@ -25,6 +25,7 @@ from torch.utils.data import (
 )
 
 from loaderdoctor.instrument.handover import live_loader
+from loaderdoctor.instrument.handover.exactness import CHANGED
 from loaderdoctor.instrument.handover.live_loader import LiveLoader
 from loaderdoctor.settings import Settings
 from tests.instrument.handover.loops import N_SAMPLES, Log, Squares, looped
@@ -341,6 +342,40 @@ def test_a_loop_that_changes_its_dataset_gets_what_it_would_have_got(own: str, e
     plan = {12: S(num_workers=1), 15: S(num_workers=3, persistent_workers=True)}
     plain = looped(make, after_step=later, n_epochs=4)
     assert looped(make, plan, after_step=later, n_epochs=4).steps == plain.steps
+
+
+def test_a_change_that_workers_miss_brings_the_loops_own_settings_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(live_loader, "MAX_SHARE_OF_TIME", math.inf)  # looked at for each batch
+
+    def make() -> DataLoader[Any]:
+        return DataLoader(Growing(), batch_size=2)
+
+    def later(step: int, loader: DataLoader[Any], live: LiveLoader | None) -> None:
+        if step % 13 == 0:
+            dataset: Any = loader.dataset
+            dataset.stage += 1
+
+    plan = {4: S(num_workers=2), 16: S(num_workers=1, persistent_workers=True)}
+    tuned = looped(make, plan, after_step=later)
+    assert tuned.steps == looped(make, after_step=later).steps
+    assert tuned.served[5].num_workers == 2 and tuned.served[13].num_workers == 0
+    assert tuned.kinds == ["switched", "refused", "switched"]
+    assert tuned.reasons == [None, CHANGED]
+
+
+def test_workers_that_persist_are_not_opened_anew_for_a_dataset_that_was_changed() -> None:
+    def make() -> DataLoader[Any]:
+        return DataLoader(Growing(), batch_size=4, num_workers=1, persistent_workers=True)
+
+    def later(loader: DataLoader[Any], epoch: int) -> None:
+        dataset: Any = loader.dataset
+        dataset.stage += 1
+
+    tuned = looped(make, {5: S(prefetch_factor=4)}, before_epoch=later, at_epoch=True)
+    assert tuned.steps == looped(make, before_epoch=later).steps
+    assert tuned.kinds == ["refused"]
 
 
 class Ordered(Squares):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Sampler
 
 from loaderdoctor.instrument.dataset import cached
 from loaderdoctor.instrument.trial.data_axes import release
@@ -116,6 +116,8 @@ def test_what_has_no_first_part_or_batch_size_is_withheld() -> None:
     own = DataLoader(Squares(), batch_sampler=[[0, 1], [2, 3]])
     assert "batch_sampler" in reason(own, Settings(portion=0.5))
     assert "by the script" in reason(own, Settings(batch_size=8))
+    whole = DataLoader(Squares(), batch_size=None, sampler=BatchSampler(range(4), 2, False))
+    assert "whole batches" in reason(whole, Settings(portion=0.5))
 
 
 def test_cached_samples_are_made_once_and_shared_by_forked_workers() -> None:
@@ -155,6 +157,14 @@ def test_only_the_part_in_use_is_cached() -> None:
     dataset = Pictures(32)
     taken(DataLoader(dataset, batch_size=4), Settings(cache=True, portion=0.25), 4)
     assert dataset.counted == 8
+
+
+def test_a_part_that_is_kept_as_rows_does_not_stand_for_the_whole() -> None:
+    loader = DataLoader(Squares(32), batch_size=4)
+    expected = plainly(loader, 8)
+    rows = Settings(cache=True, batched=True)
+    assert digests(taken(loader, Settings(portion=0.25).over(rows), 2)) == expected[:2]
+    assert digests(taken(loader, rows, 8)) == expected
 
 
 def test_a_cache_that_does_not_fit_or_takes_too_long_is_withheld(

@@ -103,6 +103,17 @@ def test_a_part_of_the_dataset_and_labels_that_are_changed(folder: Path) -> None
     assert (pictures - next(iter(loader))[0]).abs().mean() < 0.02
 
 
+def test_labels_of_several_numbers_are_compared_too(folder: Path) -> None:
+    whole = datasets.ImageFolder(
+        str(folder),
+        transforms.Compose([transforms.Resize((16, 16)), transforms.ToTensor()]),
+        target_transform=lambda label: torch.eye(3)[label],
+    )
+    source = opened(DataLoader(whole, batch_size=3), Settings(device_decode=True), **ON_CPU)
+    assert torch.equal(source.next_batch()[1], torch.eye(3)[[0, 0, 0]])
+    source.close()
+
+
 class Inverting:
     """A transform that takes pictures of PIL only."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing.spawn
 import sys
 import types
+import warnings
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,13 @@ def test_a_guarded_script_needs_none(script: Path) -> None:
     with guard.starting():
         assert "loaderdoctor-" not in imported()
     guard.close()
+
+
+def test_strings_that_python_warned_of_when_it_began_are_no_news(script: Path) -> None:
+    script.write_text(SCRIPT + 'DIGITS = "\\d"\n')
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert "DIGITS" in (guard_code() or "")
 
 
 def imported() -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 
-from loaderdoctor.settings import AXES_BY_NAME, Settings, Value
+from loaderdoctor.settings import AXES_BY_NAME, FROM_ONE, Settings, Value
 
 
 def _background(settings: Settings) -> bool:
@@ -18,10 +18,6 @@ def _moves(settings: Settings) -> bool:
 
 def _active(settings: Settings) -> set[str]:
     return {n for n, value in settings.changed().items() if not AXES_BY_NAME[n].is_idle(value)}
-
-
-def _below_one(value: int | None) -> bool:
-    return value is not None and value < 1
 
 
 _MADE_BY_LOADER = {
@@ -37,7 +33,6 @@ _MADE_BY_LOADER = {
 }
 # Why settings mean nothing together, and where that is so; the first that holds is told.
 _RULES: tuple[tuple[str, Callable[[Settings], object]], ...] = (
-    ("prefetch_factor must be at least 1", lambda s: _below_one(s.prefetch_factor)),
     (
         "resident leaves nothing for workers or a background thread to do",
         lambda s: s.resident and (s.num_workers or _background(s)),
@@ -46,7 +41,6 @@ _RULES: tuple[tuple[str, Callable[[Settings], object]], ...] = (
         "a background thread takes batches as workers send them: buffers are not used again there",
         lambda s: s.reuse_buffers and _background(s),
     ),
-    ("threads must be at least 1", lambda s: _below_one(s.threads)),
     (
         "threads take the place of workers, so num_workers must be 0 with them",
         lambda s: s.threads and s.num_workers,
@@ -55,10 +49,7 @@ _RULES: tuple[tuple[str, Callable[[Settings], object]], ...] = (
         "threads read ahead already: a background thread has nothing to do",
         lambda s: s.threads and _background(s),
     ),
-    (
-        "resident leaves nothing for threads to do",
-        lambda s: s.resident and s.threads,
-    ),
+    ("resident leaves nothing for threads to do", lambda s: s.resident and s.threads),
     (
         "resident copies nothing, so pinning, non_blocking and side_stream mean nothing",
         lambda s: s.resident and (s.side_stream or s.pin_memory or s.non_blocking),
@@ -71,8 +62,6 @@ _RULES: tuple[tuple[str, Callable[[Settings], object]], ...] = (
         "portion must be more than 0 and at most 1",
         lambda s: s.portion is not None and not 0 < s.portion <= 1,
     ),
-    ("batch_size must be at least 1", lambda s: _below_one(s.batch_size)),
-    ("num_threads must be at least 1", lambda s: _below_one(s.num_threads)),
     (
         "synthetic batches are ready: nothing is left for the loader to do",
         lambda s: (
@@ -146,6 +135,8 @@ def invalid_reason(settings: Settings, *, has_accelerator: bool) -> str | None:
             return f"{name} needs num_workers > 0"
         if axis.needs_accelerator and not has_accelerator and not idle:
             return f"{name} needs an accelerator"
+        if name in FROM_ONE and isinstance(value, int) and value < 1:
+            return f"{name} must be at least 1"
     if settings.background == "device" and not has_accelerator:
         return "background=device needs an accelerator"
     for reason, holds in _RULES:

@@ -126,7 +126,7 @@ class Settings:
 _OF_PROCESS = {"num_threads", "gc"}
 # Values of an axis that leave the loop as it is.
 _IDLE = (False, "off", "original", "on", "all", "none", "automatic", "inherited", 1.0)
-_FROM_ONE = ("prefetch_factor", "batch_size", "num_threads", "threads")
+FROM_ONE = ("prefetch_factor", "batch_size", "num_threads", "threads")
 _MAX_DIGITS = 12  # more than anything here counts; Python refuses to read very long numbers
 
 
@@ -179,7 +179,7 @@ class Axis:
             number = whole_number(word)
             if number is None:
                 raise UsageError(f"{self.name}={text}: not a whole number of 0 or more.")
-            if number < 1 and self.name in _FROM_ONE:
+            if number < 1 and self.name in FROM_ONE:
                 raise UsageError(f"{self.name}={text}: {self.name} must be at least 1.")
             return number
         if self.kind == "share":

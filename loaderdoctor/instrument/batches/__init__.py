@@ -48,27 +48,35 @@ def tensors(batch: Any) -> list[tuple[str, Tensor]]:
 
     Raises UnsupportedBatch where the batch is too deep or leads to too many objects.
     """
-    return [(path, node) for path, node in _walk(batch) if isinstance(node, Tensor)]
+    found = nodes(batch, leaves=False)
+    return [(path, node) for path, node in found if isinstance(node, Tensor)]
 
 
-def nodes(batch: Any) -> Iterator[tuple[str, Any]]:
-    """Every node with its path, plain values too, parents first; a container once.
+def nodes(batch: Any, *, leaves: bool = True) -> Iterator[tuple[str, Any]]:
+    """Every node with its path, parents first; what a container holds once.
 
-    Raises UnsupportedBatch where the batch is too deep or leads to too many objects.
+    `leaves`: plain values too, and what is held twice twice. Raises UnsupportedBatch where the
+    batch is too deep or leads to too many objects.
     """
     seen: set[int] = set()
     n_nodes = 0
     stack: list[tuple[str, Any, int]] = [("", batch, 0)]
     while stack:
         path, node, depth = stack.pop()
+        ends = isinstance(node, _LEAVES) or id(node) in seen
+        if ends and not leaves:
+            continue
         n_nodes += 1
         if depth > MAX_DEPTH or n_nodes > MAX_NODES:
-            raise UnsupportedBatch(f"{type(batch).__name__} is too deep or too large to walk")
+            raise UnsupportedBatch(
+                f"{type(batch).__name__} leads to more than {MAX_NODES} objects or is nested "
+                f"deeper than {MAX_DEPTH}"
+            )
         yield path, node
-        if isinstance(node, (Tensor, np.ndarray, *_LEAVES)) or id(node) in seen:
-            continue
-        seen.add(id(node))
-        stack.extend((at, item, depth + 1) for at, item in reversed(list(_items(node, path))))
+        if not ends:
+            seen.add(id(node))
+            if not isinstance(node, (Tensor, np.ndarray)):
+                stack.extend((at, item, depth + 1) for at, item in reversed([*_items(node, path)]))
 
 
 def integers(batch: Any, most: int) -> tuple[int, ...]:
@@ -191,25 +199,6 @@ def _is_host_integer(tensor: Tensor) -> bool:
     if type(tensor) is not Tensor or tensor.device.type != "cpu" or tensor.numel() != 1:
         return False
     return not (tensor.is_floating_point() or tensor.is_complex() or tensor.is_quantized)
-
-
-def _walk(batch: Any) -> Iterator[tuple[str, Any]]:
-    """Every node once, parents first."""
-    seen: set[int] = set()
-    stack: list[tuple[str, Any, int]] = [("", batch, 0)]
-    while stack:
-        path, node, depth = stack.pop()
-        if isinstance(node, _LEAVES) or id(node) in seen:
-            continue
-        seen.add(id(node))
-        if depth > MAX_DEPTH or len(seen) > MAX_NODES:
-            raise UnsupportedBatch(
-                f"{type(batch).__name__} leads to more than {MAX_NODES} objects or is nested "
-                f"deeper than {MAX_DEPTH}"
-            )
-        yield path, node
-        if not isinstance(node, (Tensor, np.ndarray)):
-            stack.extend((at, item, depth + 1) for at, item in reversed(list(_items(node, path))))
 
 
 def _holds(node: Any, found: set[int], known: dict[int, bool], depth: int) -> bool:

@@ -137,6 +137,11 @@ class PoolUnfitError(Exception):
     """A pool's batches are not those of the loader's own settings; the message is the reason."""
 
 
+def in_words(error: Exception) -> str:
+    """Of a pool that can't go on."""
+    return f"{type(error).__name__}: {error}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
     """A batch that the loader's own settings made: its indexes, and what it hashes to."""
@@ -259,6 +264,7 @@ class Pool:
         """
         self.settings = settings
         self.saw_draws = False
+        self.last_index: Any = None  # whose batch it gave last
         self._no_draws = no_draws
         self._indexes = _Indexes(samples)
         self._loader = stand_in(loader, settings)
@@ -329,7 +335,7 @@ class Pool:
                 raise PoolUnfitError(DRAWS if self.saw_draws else DIFFERS)
             if drew and self._no_draws:
                 raise PoolUnfitError(DRAWS)
-            under_way.popleft()
+            self.last_index = under_way.popleft()
             if not expected:
                 return batch
             expected.popleft()

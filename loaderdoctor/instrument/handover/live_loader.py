@@ -13,6 +13,7 @@ import math
 import weakref
 from collections import deque
 from collections.abc import Callable
+from itertools import cycle, islice
 from time import perf_counter_ns
 from typing import Any
 
@@ -26,6 +27,7 @@ from loaderdoctor.instrument.handover import (
     Pool,
     PoolUnfitError,
     Sample,
+    in_words,
 )
 from loaderdoctor.instrument.handover.exactness import Marks, Nature, marks, never_reason, refusal
 from loaderdoctor.instrument.handover.index_stream import IndexStream, OwnDraws, quiet_draws
@@ -37,8 +39,7 @@ from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings
 
 # Batches of the loop's own loader that other pools have to make again; the latest are kept.
 N_SAMPLES = 3
-# While workers serve a loop that has none, its dataset is looked at for changes that they miss:
-# 30 microseconds for a few attributes, 30 ms for the most that are compared.
+# Of the time, looking whether the loop changed what its workers miss; a look takes 30 ms at most.
 MAX_SHARE_OF_TIME = 0.002
 
 
@@ -69,18 +70,16 @@ class LiveLoader:
         self.own = loader_settings(loader)
         self.never = never_reason(loader)
         self.nature = Nature.of(loader, self.own)
-        self.wanted = self.own
+        self.wanted = self._opened_last = self.own
         self.events: list[Event] = []
         self.failures: dict[Settings, str] = {}
         self._loader = living or weakref.ref(loader)
         self._dataset = id(loader.dataset)
-        self._has_accelerator = has_accelerator
-        self._batch = batch
-        self._limit_s = fetch_limit_s
+        self._has_accelerator, self._batch, self._limit_s = has_accelerator, batch, fetch_limit_s
         self._opening, self._opened = opening, opened
         self._samples: deque[Sample] = deque(maxlen=N_SAMPLES)
+        self._samples_of: Marks | None = None  # the dataset, as they were made of it
         self._proven = {self.own}  # made the samples as they were
-        self._opened_last = self.own
         self._previous = self.own  # what was wanted before `wanted`
         self._pass: weakref.ref[LoopsPass] | None = None
         self._draws: OwnDraws | None = None  # once taken over
@@ -132,8 +131,7 @@ class LiveLoader:
         `at_epoch`: where the next pass begins, not before. None, or the reason where it can't be
         done; the settings stay what they are then.
         """
-        reason = self.refusal(settings)
-        whole = self.complete(settings)
+        reason, whole = self.refusal(settings), self.complete(settings)
         if reason is None and whole != self.wanted:
             self._previous, self.wanted = self.wanted, self.own if whole == self.own else whole
             self._waits = at_epoch
@@ -169,7 +167,7 @@ class LiveLoader:
         """The pass that torch's iterator serves and that began before this was asked for."""
         loader = self._loader()
         if loader is not None:
-            self._own_marks = marks(loader.dataset)
+            self._own_marks = self._samples_of = marks(loader.dataset)
         return self._new_pass(None, own)
 
     def begin_pass(self, open_own: Callable[[], Any]) -> tuple[LoopsPass, Any]:
@@ -181,8 +179,11 @@ class LiveLoader:
         if loader is None:
             raise RuntimeError("the loader no longer exists")
         self._waits = self.nature.changed_since_start = False
+        now = marks(loader.dataset)
         if self._own_marks is None or not self.own.persistent_workers:
-            self._own_marks = marks(loader.dataset)
+            self._own_marks = now
+        if now != self._samples_of:
+            self._samples, self._samples_of = deque(maxlen=N_SAMPLES), now
         self._look_again(loader)
         if self._draws is None and (self.wanted == self.own or self._lacks_samples):
             own = open_own()
@@ -201,19 +202,21 @@ class LiveLoader:
         return made
 
     def _begin_taken(self, loader: DataLoader[Any]) -> LivePass:
-        if self._draws is None:
-            self._draws = OwnDraws.of_kept_workers(loader)
-        draws = self._draws = OwnDraws.begin(loader, self._draws)
+        before = self._draws or OwnDraws.of_kept_workers(loader)
+        draws = self._draws = OwnDraws.begin(loader, before)
         stream = IndexStream(
             draws.next_index(), lead=self.own.queue_length, quiet=quiet_draws(loader)
         )
         pool = self._kept_pool(loader)
         while pool is None:
-            pool = self.open_pool(self.wanted, draws.base_seed)
-            if pool is None and self.wanted == self.own:
+            settings, last = self.wanted, self._before(self.wanted)
+            if self._lacks_samples:  # of the dataset as it is now: these are made first
+                settings = last if last in self._proven else self.own
+            pool = self.open_pool(settings, draws.base_seed)
+            if pool is None and settings == self.own:
                 raise RuntimeError(self.failures[self.own])
             if pool is None:
-                self.wanted = self._before(self.wanted)
+                self.wanted = last
         return LivePass(self, stream, draws.base_seed, pool)
 
     def _kept_pool(self, loader: DataLoader[Any]) -> Pool | None:
@@ -224,18 +227,21 @@ class LiveLoader:
         if kept.settings == self.wanted and marks(loader.dataset) == self._kept_marks:
             try:
                 kept.begin_pass()
+                return kept
             except Exception as error:
                 self.failed(kept.settings, error)
                 kept.close(stuck=True)
-                return None
-            return kept
-        kept.close()
+        else:
+            kept.close()
         return None
 
     def take_over(self, own: Any, seen: OwnPass) -> LivePass | None:
         """Go on with the pass that torch's iterator is in the middle of; None: it stays its own."""
         loader = self._loader()
-        if loader is None or self._lacks_samples or self.wanted_within_pass() is None:
+        if loader is None or self._waits or self._lacks_samples:
+            return None
+        self.nature.changed_by_loop |= seen.changed_by_loop(own)
+        if self.wanted_within_pass() is None:
             return None
         pool = self.open_pool(self.wanted, int(own._base_seed))
         if pool is None:
@@ -259,28 +265,24 @@ class LiveLoader:
         """What is wanted may no longer fit: the loop changed the dataset that its workers hold."""
         if self.wanted == self.own:
             return
+        nature = self.nature
         try:
-            self._look(loader)
-        except Exception as error:  # ours: the loop goes on with its own settings
-            self._failed_with(self.wanted, _in_words(error), "failed")
-            self.wanted = self.own
-
-    def _look(self, loader: DataLoader[Any]) -> None:
-        if self.own.num_workers:
-            nature = self.nature
-            nature.changed_since_start = marks(loader.dataset) != self._own_marks
-            kept = bool(self.own.persistent_workers)
-            nature.changed_by_loop |= nature.changed_since_start and kept
-        reason = self.refusal(self.wanted)
-        if reason is not None:
+            if self.own.num_workers:
+                nature.changed_since_start = marks(loader.dataset) != self._own_marks
+                if self.own.persistent_workers:
+                    nature.changed_by_loop |= nature.changed_since_start
+            reason = self.refusal(self.wanted)
+            if reason is None:
+                return
             self._happened("refused", self.wanted, reason)
-            self.wanted = self.own
+        except Exception as error:  # ours: the loop goes on with its own settings
+            self._failed_with(self.wanted, in_words(error), "failed")
+        self.wanted = self.own
 
     def saw(self, sample: Sample | None, *, drew: bool, changed: bool) -> None:
         if sample is not None:
             self._samples.append(sample)
-        if changed:
-            self.nature.changed_by_loop = True
+        self.nature.changed_by_loop |= changed
         if drew:
             self._drew(self.own)
 
@@ -288,7 +290,7 @@ class LiveLoader:
         self.events, self.failures = like.events, like.failures
         self.nature.draws = self.nature.draws or like.nature.draws
         if like._dataset == self._dataset:
-            self._samples = like._samples
+            self._samples, self._samples_of = like._samples, like._samples_of
             self._proven |= like._proven
         if like.own == self.own:
             self.own, self.wanted, self._previous = like.own, like.wanted, like._previous
@@ -298,7 +300,7 @@ class LiveLoader:
 
     def wanted_within_pass(self) -> Settings | None:
         loader = self._loader()
-        if self._waits or loader is None:
+        if self._waits or loader is None or self._lacks_samples:
             return None
         self._look_again(loader)
         self._waits = self.nature.waits_for_epoch(self.wanted, exact=self.exact)
@@ -310,14 +312,12 @@ class LiveLoader:
         if loader is None:
             self.failures[settings] = "the loader no longer exists"
             return None
-        if not self._reopens(settings):
-            samples: list[Sample] = []
-        elif self._samples:
-            n = max(1, settings.num_workers or 0)
-            samples = [self._samples[i % len(self._samples)] for i in range(n)]
-        else:
-            self._failed_with(settings, "no batch of its own could be compared", "refused")
-            return None
+        samples: list[Sample] = []
+        if self._reopens(settings):
+            if not self._samples:
+                self._failed_with(settings, "no batch of its own could be compared", "refused")
+                return None
+            samples = list(islice(cycle(self._samples), max(1, settings.num_workers or 0)))
         is_own = settings == self.own  # waits as torch would: nothing else could serve
         try:
             with self._opening():
@@ -331,7 +331,7 @@ class LiveLoader:
                     opened=self._opened,
                 )
         except Exception as error:  # no process, no file, no memory; what can't be pickled
-            self._failed_with(settings, _in_words(error), "failed")
+            self._failed_with(settings, in_words(error), "failed")
             return None
         self._kept_marks = marks(loader.dataset)
         if settings != self._opened_last:
@@ -347,7 +347,7 @@ class LiveLoader:
                 return settings  # other draws of the same distribution, which is said
         if settings == self.own:
             return None
-        self._failed_with(settings, _in_words(error), "failed")
+        self._failed_with(settings, in_words(error), "failed")
         self.wanted = self._before(settings)
         return self.wanted
 
@@ -368,6 +368,10 @@ class LiveLoader:
 
     def proved(self, settings: Settings) -> None:
         self._proven.add(settings)
+
+    @property
+    def wants_sample(self) -> bool:
+        return len(self._samples) < N_SAMPLES and not self.nature.random
 
     @property
     def _lacks_samples(self) -> bool:
@@ -394,7 +398,3 @@ class LiveLoader:
         if not self.nature.random:
             self.nature.draws = ("making a sample",)
             self._happened("draws", settings)
-
-
-def _in_words(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"

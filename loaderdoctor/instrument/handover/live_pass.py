@@ -53,6 +53,10 @@ class Keeper(Protocol):
     def proved(self, settings: Settings) -> None:
         """A pool with these gave the loop its first batch."""
 
+    @property
+    def wants_sample(self) -> bool:
+        """Whether there are too few of what its dataset gives now."""
+
     def changed_meanwhile(self) -> bool:
         """Whether the loop changed its dataset, and its own loader would read it as it is now."""
 
@@ -93,7 +97,8 @@ class OwnPass:
         self._compared = range(n_drawn + 1, n_drawn + N_COMPARED + 1)
         self._drawn = _Counted(own._sampler_iter, n_drawn, self._compared)
         own._sampler_iter = self._drawn
-        self._marks_after: Marks | None = None
+        self._marks_after: Marks | None = None  # the dataset, behind the last compared batch
+        self._changes_itself = False  # as its samples are made: it counts or keeps them, say
 
     @staticmethod
     def of(iterator: Any) -> OwnPass | None:
@@ -113,25 +118,39 @@ class OwnPass:
         """Batches that the iterator's workers still give without another index."""
         return 0 if self._in_process else int(own._send_idx - own._rcvd_idx)
 
+    def changed_by_loop(self, own: Any) -> bool:
+        """Whether the loop changed what the iterator without workers reads, since it was seen."""
+        seen = self._marks_after
+        return seen is not None and not self._changes_itself and marks(own._dataset) != seen
+
     def next_batch(self, own: Any, keeper: Keeper) -> Any:
         """Torch's next batch. Raises what torch and the user's code raise."""
         self.n_asked += 1
         number = self.n_asked
         if number not in self._compared:
-            return FETCH(own)
-        changed = self._marks_after is not None and self._marks_after != marks(own._dataset)
+            try:
+                return FETCH(own)
+            except StopIteration:
+                keeper.saw(None, drew=False, changed=self.changed_by_loop(own))
+                raise
+        before = marks(own._dataset) if self._in_process else None
+        changed = self._marks_after is not None and self._marks_after != before
         batch = FETCH(own)
         drew = self._in_process and states() != self._drawn.drawn_states
-        self._marks_after = marks(own._dataset) if self._in_process else None
+        if self._in_process:
+            self._marks_after = marks(own._dataset)
+            self._changes_itself |= self._marks_after != before
         index = self._drawn.kept.pop(number, None)
-        sample = None
-        if index is not None:
-            try:
-                sample = Sample(index=index, digest=digest(batch))
-            except Exception:  # what can't be compared; the batch is the loop's all the same
-                sample = None
+        sample = None if index is None else _sample(index, batch)
         keeper.saw(sample, drew=drew, changed=changed)
         return batch
+
+
+def _sample(index: Any, batch: Any) -> Sample | None:
+    try:
+        return Sample(index=index, digest=digest(batch))
+    except Exception:  # what can't be compared; the batch is the loop's all the same
+        return None
 
 
 class LivePass:
@@ -189,6 +208,9 @@ class LivePass:
                 if self.serving is not here.settings:
                     self.serving = here.settings
                     self._keeper.proved(here.settings)
+                if isinstance(here, Pool) and self._keeper.wants_sample:
+                    sample = _sample(here.last_index, batch)
+                    self._keeper.saw(sample, drew=False, changed=False)
                 return batch
 
     def close(self) -> None:

@@ -167,15 +167,14 @@ class BackgroundFeed:
         """Make room in the queue until the thread is gone; whether it went."""
         self._stop.set()
         deadline = time.monotonic() + limit_s
-        while self._thread.is_alive() and time.monotonic() < deadline:
+        while True:
+            went = not self._thread.is_alive()
             with contextlib.suppress(queue.Empty):
                 while True:
                     self._thread.queue.get_nowait()
+            if went or time.monotonic() > deadline:
+                return went
             self._thread.join(timeout=0.005)
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._thread.queue.get_nowait()
-        return not self._thread.is_alive()
 
 
 def shut_down(iterator: Any, *, stuck: bool) -> None:
@@ -306,7 +305,7 @@ class SpdlFeed:
             pin_memory=loader.pin_memory,
             timeout=limit_s,
             multiprocessing_context=start_method_of(loader_settings(loader)),
-            prefetch_factor=loader.prefetch_factor or 2,
+            prefetch_factor=loader.prefetch_factor or DEFAULT_PREFETCH_FACTOR,
             in_order=True,
             batch_size=None,
             **by,

@@ -125,7 +125,9 @@ def trial_data(
     if settings.portion is not None and settings.portion < 1:
         data = replace(data, sampler=_first_part(loader, settings.portion))
     if settings.batch_size is not None and settings.batch_size != loader.batch_size:
-        data = replace(data, batch_size=_batch_size(loader, settings.batch_size))
+        if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
+            raise TrialRefused("the loader's batches are made by the script, not by batch_size")
+        data = replace(data, batch_size=settings.batch_size)
     if settings.fields not in (None, "all"):
         data = _one_input(data, settings, made, note, forks=forks, apart=apart)
     if settings.threads:
@@ -163,14 +165,6 @@ def _made_of(owner: Any) -> _Made:
 def _own_batches(loader: DataLoader[Any]) -> bool:
     """Whether a batch_sampler of the user's own decides what a batch is."""
     return loader.batch_size is None and loader.batch_sampler is not None
-
-
-def _batch_size(loader: DataLoader[Any], batch_size: int) -> int:
-    if loader.batch_size is None or (
-        loader.batch_sampler is not None and type(loader.batch_sampler) is not BatchSampler
-    ):
-        raise TrialRefused("the loader's batches are made by the script, not by batch_size")
-    return batch_size
 
 
 def _collate_of(loader: DataLoader[Any]) -> Any:

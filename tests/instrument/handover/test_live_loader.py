@@ -344,6 +344,24 @@ def test_a_loop_that_changes_its_dataset_gets_what_it_would_have_got(own: str, e
     assert looped(make, plan, after_step=later, n_epochs=4).steps == plain.steps
 
 
+@pytest.mark.parametrize("own", [{}, {"num_workers": 1}])
+def test_a_dataset_that_is_another_in_each_epoch_is_held_against_its_own_batches(
+    own: dict[str, Any],
+) -> None:
+    def make() -> DataLoader[Any]:
+        return DataLoader(Growing(), batch_size=4, **own)
+
+    def later(loader: DataLoader[Any], epoch: int) -> None:
+        dataset: Any = loader.dataset
+        dataset.stage += 1
+
+    plan = {10: S(num_workers=2), 20: S(num_workers=3), 25: S(num_workers=4)}
+    tuned = looped(make, plan, before_epoch=later, n_epochs=4)
+    assert tuned.steps == looped(make, before_epoch=later, n_epochs=4).steps
+    assert set(tuned.kinds) == {"switched"}
+    assert tuned.served[-1].num_workers == 4
+
+
 def test_a_change_that_workers_miss_brings_the_loops_own_settings_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -32,7 +32,7 @@ _PLACES = {
     "idle_after_sync_ms": ("syncs", "idle_after_ms"),
     "host_exposed_ms": ("host", "exposed_ms"),
     "host_hotspots": ("host", "hotspots"),
-    "n_launches_per_step": ("host", "n_launches_per_step"),
+    "n_kernels_per_call": ("kernels", "n_per_call"),
     "launch_call_ms": ("host", "launch_call_ms"),
     "run_ahead_steps": ("host", "run_ahead_steps"),
     "profiler": ("host", "profiler"),

@@ -8,22 +8,22 @@ import numpy as np
 
 from loaderdoctor.attribution import identity
 from loaderdoctor.attribution.busy import busy_facts, held_up
-from loaderdoctor.attribution.clock import StepClock, step_clock
+from loaderdoctor.attribution.clock import StepClock, step_clock, trains
 from loaderdoctor.attribution.device_work import (
     CopyRows,
     copy_facts,
     copy_rows,
     kernel_facts,
-    launch_calls,
+    launch_calls_ns,
     sync_facts,
 )
-from loaderdoctor.attribution.fetches import Fetches, fetches_of, silence_at
+from loaderdoctor.attribution.fetches import Fetches, fetches_of
 from loaderdoctor.attribution.gpu import compute_facts, gpu_facts
 from loaderdoctor.attribution.host import freeing, host_hotspots
-from loaderdoctor.attribution.trace_rows import Index, Mask, Rows, outermost, rows_of, trains
+from loaderdoctor.attribution.trace_rows import Mask, Rows, device_unseen, rows_of
 from loaderdoctor.attribution.user_code import user_ranges
 from loaderdoctor.estimate import Estimate, mean
-from loaderdoctor.facts.step import Hidden
+from loaderdoctor.facts.step import NO_SHARES, Hidden
 from loaderdoctor.facts.trace import FetchFacts, HostFacts, TraceFacts
 from loaderdoctor.intervals import EMPTY, Intervals
 from loaderdoctor.trace.columns import (
@@ -36,9 +36,6 @@ from loaderdoctor.trace.columns import (
     Trace,
 )
 from loaderdoctor.units import NS_PER_MS
-
-# A copy of one scalar (a learning rate, a loss scale) brings no batch.
-SCALAR_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +91,7 @@ def attribute(trace: Trace) -> Attributed:
             communicating=rows.intervals(
                 rows.named(rows.flags.communication, Category.CPU_OP, Category.USER_ANNOTATION)
             ),
-            computing=_computing(rows),
+            computing=identity.computing(rows),
             recorded=_recorded(rows),
         )
     return Attributed(
@@ -126,40 +123,6 @@ def _device_work(rows: Rows) -> DeviceWork:
     )
 
 
-def _computing(rows: Rows) -> Intervals:
-    """Ops and optimizer spans of any thread, outside what batch-making threads fetch.
-
-    The union of all of a thread's ops is that of its top-level ones. What the training thread
-    does while it fetches is `input` before it is compute.
-    """
-    spans, flags = rows.spans, rows.flags
-    ops = (spans.category == Category.CPU_OP) & ~flags.fetch[spans.name]
-    ops |= rows.named(flags.optimizer, Category.USER_ANNOTATION)
-    by_producers = rows.by_producers()
-    parts = [rows.intervals(ops & ~by_producers)]
-    fetches = rows.named(flags.fetch, Category.CPU_OP, Category.USER_ANNOTATION)
-    made, fetched = (_of_threads(rows, mask & by_producers) for mask in (ops, fetches))
-    for thread, mine in made.items():
-        working = rows.intervals(mine)
-        got = fetched.get(thread)
-        parts.append(working if got is None else working.subtract(rows.intervals(got)))
-    return Intervals.of(
-        np.concatenate([part.starts for part in parts]),
-        np.concatenate([part.ends for part in parts]),
-    )
-
-
-def _of_threads(rows: Rows, mask: Mask) -> dict[int, Index]:
-    """The rows of each thread among those selected."""
-    index = np.flatnonzero(mask)
-    if index.size == 0:
-        return {}
-    thread = rows.spans.thread[index]
-    order = np.argsort(thread, kind="stable")
-    at = np.flatnonzero(np.diff(thread[order], prepend=-1))
-    return {int(thread[part[0]]): index[part] for part in np.split(order, at[1:])}
-
-
 def _recorded(rows: Rows) -> Intervals:
     """When the training thread was recorded: from its first event to its last."""
     mine = rows.on_training_thread()
@@ -175,26 +138,15 @@ def _input_known(rows: Rows, fetches: Fetches, copies: CopyRows) -> bool:
     Without a sign of a loader it can't, but for one case: nothing is copied to the device, so the
     batches come from nowhere but the device itself, and getting them costs kernels or nothing.
     """
-    n_batch_copies = int((rows.spans.bytes[copies.rows] > SCALAR_BYTES).sum())
-    return fetches.recorded or n_batch_copies == 0
+    return fetches.recorded or not copies.of_batch(rows).any()
 
 
-def _maybe_waiting(rows: Rows, clock: StepClock) -> Intervals:
-    """Silences in which the loop may wait for a loader that left no mark: where its steps begin.
-
-    Where optimizer steps tell the steps, `zero_grad` often comes next, and the batch after it.
-    """
-    spans, at = rows.spans, clock.host_start_ns
-    if clock.kind == "optimizer":
-        mine = rows.named(rows.flags.optimizer, Category.USER_ANNOTATION)
-        index = np.flatnonzero(mine & rows.on_training_thread())
-        index = index[outermost(spans.start_ns[index], spans.end_ns[index])]
-        at = np.concatenate((at, spans.end_ns[index]))
-    return silence_at(rows, at)
-
-
-def facts_of(attributed: Attributed, *, num_workers: int | None = None) -> TraceFacts:
+def facts_of(
+    attributed: Attributed, *, num_workers: int | None = None, recorded_here: bool = True
+) -> TraceFacts:
     """The figures of a divided trace; with the workers of the step's loader, where known.
+
+    `recorded_here`: by us, who record the accelerator that a loop computes on.
 
     Times per step are means over the steps that the clock keeps; without any step marks they are
     totals of the whole window and `n_steps` is 0.
@@ -238,7 +190,11 @@ def facts_of(attributed: Attributed, *, num_workers: int | None = None) -> Trace
         ranges=ranges,
         n_ranges_left_out=n_ranges_left_out,
         trains=trains(rows),
+        device_unseen=device_unseen(trace, rows, recorded_here=recorded_here),
     )
+    if facts.device_unseen:
+        none = Hidden(input_ms=None, copy_ms=None)
+        return replace(facts, shares=NO_SHARES, hidden=none, few_steps={})
     return replace(facts, plain_shares=identity.without_profiler(facts))
 
 
@@ -296,9 +252,11 @@ def _fetch_facts(attributed: Attributed) -> FetchFacts:
     exposed, unmarked = None, None
     if partition.input is not None and fetches.recorded:
         exposed = clock.ms_per_step(partition.input.total_ns)
-    if partition.input is None and clock.n_steps:
-        silent = _maybe_waiting(attributed.rows, clock).intersect(partition.host)
-        unmarked = clock.ms_per_step(silent.total_ns)
+    # Of threads that make batches without a mark for each, calls tell when one was still at it.
+    if clock.n_steps and (partition.input is None or (fetches.kind is None and not fetches.exact)):
+        copied_ns = attributed.copies.batches_called_ns(attributed.rows)
+        unknown = identity.may_wait(attributed.rows, clock, copied_ns)
+        unmarked = clock.ms_per_step(unknown.intersect(partition.host).total_ns)
     return FetchFacts(
         recorded=fetches.recorded,
         kind=fetches.kind,
@@ -318,13 +276,11 @@ def _host_facts(attributed: Attributed) -> HostFacts:
     trace, rows, clock = attributed.trace, attributed.rows, attributed.clock
     host, samples = attributed.partition.host, trace.stack_samples
     freed = freeing(rows, attributed.copies, attributed.fetches, samples)
-    n_launches, call_ns = launch_calls(rows, clock)
-    call_ms = None if call_ns is None else clock.ms_per_step(call_ns)
+    call_ns = launch_calls_ns(rows, clock) if trace.has_accelerator else None
     return HostFacts(
         exposed_ms=clock.ms_per_step(host.total_ns),
         hotspots=host_hotspots(rows, host, clock.per_step, samples),
-        n_launches_per_step=n_launches / clock.per_step,
-        launch_call_ms=call_ms if trace.has_accelerator else None,
+        launch_call_ms=None if call_ns is None else clock.ms_per_step(call_ns),
         run_ahead_steps=clock.run_ahead_steps,
         profiler=identity.profiler_facts(trace, rows, clock, attributed.fetches),
         freeing_ms=clock.ms_per_step(freed.intersect(host).total_ns),

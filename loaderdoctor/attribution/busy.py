@@ -211,7 +211,8 @@ def held_up(rows: Rows) -> Intervals:
     """From the end of what ran last, or the launch of what runs next, to the start of that.
 
     What was launched by a call that returned only after it began (a copy from pageable memory) says
-    nothing: the call itself may have taken the time. Where the device's clock is ahead of the
+    nothing: the call itself may have taken the time. Nor does what the same call launched (a CUDA
+    graph orders its kernels by itself). Where the device's clock is ahead of the
     host's all work seems to wait before it begins: what even the promptest kernels wait is no
     evidence. That leaves out some of what is held up where few find an empty queue.
     """
@@ -223,9 +224,10 @@ def held_up(rows: Rows) -> Intervals:
     ends, starts = busy.ends[:-1], busy.starts[1:]
     following = np.searchsorted(spans.start_ns[device], starts)
     call = rows.launched_by[following]
+    apart = (call == ABSENT) | (call != rows.launched_by[following - 1])
     launched = np.where(call == ABSENT, starts, spans.end_ns[np.maximum(call, 0)])
     since = np.maximum(ends, launched + _way_ns(rows))
-    long = starts - since >= LEAST_NS
+    long = (starts - since >= LEAST_NS) & apart
     return Intervals.of(since[long], starts[long])
 
 

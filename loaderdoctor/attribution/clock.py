@@ -13,13 +13,14 @@ the trace began, and its beginning is not the loop's own.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from loaderdoctor.attribution.fetches import turns
-from loaderdoctor.attribution.trace_rows import Index, Mask, Rows, outermost
+from loaderdoctor.attribution.trace_rows import Index, Mask, Rows
 from loaderdoctor.intervals import EMPTY, Intervals
 from loaderdoctor.trace.columns import ABSENT, I64, Category
 from loaderdoctor.units import NS_PER_MS
@@ -29,6 +30,8 @@ Clock = Literal["device", "host-annotations", "fetches", "optimizer", "window"]
 # Step marks that follow each other within a step's own length belong to one recording. A longer
 # silence means that nothing was recorded there (several captures in one file).
 MAX_UNRECORDED_STEPS = 1.0
+# Of a step's launches, those that never ran beyond what is usual; a choice.
+MAX_LOST_PART = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +120,10 @@ def _host_steps(rows: Rows) -> tuple[Clock, I64, I64]:
     `gpu_user_annotation` rows repeat each ProfilerStep on the device's tracks: the host's count.
     """
     spans, flags = rows.spans, rows.flags
-    marks = np.flatnonzero(rows.named(flags.step, Category.USER_ANNOTATION, Category.CPU_OP))
+    marks = rows.outermost(
+        rows.named(flags.step, Category.USER_ANNOTATION, Category.CPU_OP)
+        & rows.on_training_thread()
+    )
     first_fetches = turns(rows)
     # A single mark around many turns of the loop marks no steps: `step()` was never called.
     if marks.size > 1 or (marks.size == 1 and first_fetches.size <= 1):
@@ -125,18 +131,25 @@ def _host_steps(rows: Rows) -> tuple[Clock, I64, I64]:
         return "host-annotations", spans.start_ns[marks], spans.end_ns[marks]
     if first_fetches.size > 1:
         last = int(spans.end_ns[rows.on_training_thread()].max())
-        return "fetches", first_fetches, np.append(first_fetches[1:], last)
+        return "fetches", *_that_train(rows, first_fetches, np.append(first_fetches[1:], last))
     steps = np.flatnonzero(
         rows.named(flags.optimizer_step, Category.USER_ANNOTATION, Category.CPU_OP)
     )
     # A wrapped optimizer's span lies within the wrapper's.
-    steps = steps[outermost(spans.start_ns[steps], spans.end_ns[steps])]
+    steps = rows.outermost(steps)
     if steps.size > 1:
         ends = spans.end_ns[steps]
         begin = int(spans.start_ns[rows.on_training_thread()].min())
         return "optimizer", np.append(begin, ends[:-1]), ends
     none = np.zeros(0, np.int64)
     return "window", none, none
+
+
+def _that_train(rows: Rows, starts: I64, ends: I64) -> tuple[I64, I64]:
+    """Turns with work of training in them, where any has: a pass of validation is no step."""
+    trains = np.sort(_trained_ns(rows))
+    kept = np.searchsorted(trains, ends) > np.searchsorted(trains, starts)
+    return (starts[kept], ends[kept]) if kept.any() else (starts, ends)
 
 
 def _without_empty_last(rows: Rows, marks: Index) -> Index:
@@ -192,7 +205,10 @@ def _device_ends(rows: Rows, starts: I64, ends: I64) -> I64 | None:
 
 
 def _cut_off(rows: Rows, starts: I64, ends: I64) -> Mask:
-    """Steps at the end of the trace whose kernels were launched but never seen to run."""
+    """Steps whose kernels were launched but never seen to run: at the trace's end, or in a hole.
+
+    The profiler drops records where its buffers are full. A step behind a hole has no beginning.
+    """
     spans = rows.spans
     launches = np.flatnonzero(rows.named(rows.flags.launch, Category.RUNTIME))
     step = np.searchsorted(starts, spans.start_ns[launches], side="right") - 1
@@ -206,7 +222,8 @@ def _cut_off(rows: Rows, starts: I64, ends: I64) -> Mask:
     # ran loses is no cut. A host far ahead may have launched most steps of the trace in vain.
     usual = np.median(lost[ran] if ran.any() else lost)
     whole = np.flatnonzero(lost <= usual)
-    cut = np.zeros(starts.size, np.bool_)
+    holed = lost - usual > MAX_LOST_PART * np.bincount(step, minlength=starts.size)
+    cut: Mask = holed | np.append(False, holed[:-1])
     cut[(whole[-1] + 1 if whole.size else 0) :] = True
     return cut
 
@@ -224,3 +241,40 @@ def _whole_window(rows: Rows) -> StepClock:
     start = np.asarray([spans.start_ns[counted].min()], np.int64)
     end = np.asarray([spans.end_ns[counted].max()], np.int64)
     return _clock("window", start, end, start, end, 1, None)
+
+
+# What only training does, by name. A forward pass has fused operators too (`_fused_rms_norm`), and
+# its stacks frames of autograd's (`no_grad`). Ops of a graph have no names, its kernels do.
+_TRAINS = {
+    category: re.compile(pattern, re.IGNORECASE)
+    for category, pattern in (
+        (Category.CPU_OP, r"autograd::engine|Backward\d*$|_fused_(adamw?|sgd|adagrad)|_foreach_"),
+        (Category.USER_ANNOTATION, r"optimizer|backward"),
+        (Category.PYTHON, r"torch[/\\]optim[/\\]|[/\\]_tensor\.py\(\d+\): backward"),
+        (Category.KERNEL, r"backward|wgrad|multi_tensor_apply"),
+    )
+}
+
+
+def trains(rows: Rows) -> bool:
+    """Whether the loop trains, for all that was recorded; True where no op was."""
+    return rows.of_category[Category.CPU_OP].size == 0 or _training(rows).size > 0
+
+
+def _trained_ns(rows: Rows) -> I64:
+    """When work of training was done, or launched; in any order."""
+    by = _training(rows)
+    call = np.append(rows.launched_by, ABSENT)[np.searchsorted(rows.device_rows, by)]
+    on_device = (rows.spans.category[by] == Category.KERNEL) & (call != ABSENT)
+    return rows.spans.start_ns[np.where(on_device, call, by)]
+
+
+def _training(rows: Rows) -> Index:
+    found = []
+    for category, pattern in _TRAINS.items():
+        index = rows.of_category[category]
+        named = np.zeros(len(rows.names), np.bool_)
+        for number in rows.names_of_category[category].tolist():
+            named[number] = pattern.search(rows.names[number]) is not None
+        found.append(index[named[rows.spans.name[index]]])
+    return np.concatenate(found)

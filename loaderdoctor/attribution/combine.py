@@ -50,7 +50,7 @@ def best_shares(
     """
     if ablation is not None and (ablation.input_ms is None or not ablation.input_ms.bounded):
         ablation = None
-    if trace is None:
+    if trace is None or trace.device_unseen:
         return _without_trace(step, ablation)
     if ablation is not None:
         return _with_ablation(trace, ablation, own_ms_per_step(step))

@@ -13,12 +13,14 @@ import numpy as np
 
 from loaderdoctor.attribution.clock import StepClock
 from loaderdoctor.attribution.identity import Partition
-from loaderdoctor.attribution.trace_rows import Index, Rows, outermost
+from loaderdoctor.attribution.trace_rows import Index, Mask, Rows
 from loaderdoctor.facts.trace import CopyFacts, KernelFacts, SyncFacts
 from loaderdoctor.intervals import EMPTY, Intervals
 from loaderdoctor.trace.columns import ABSENT, I64, Category
 from loaderdoctor.units import NS_PER_US
 
+# A copy of one scalar (a learning rate, a loss scale) brings no batch.
+SCALAR_BYTES = 8
 # Copies are told apart by source, device and stream; loops use a handful of these.
 MAX_KINDS = 64
 _SOURCES: tuple[Literal["pinned", "pageable", "unknown"], ...] = ("pinned", "pageable", "unknown")
@@ -34,6 +36,15 @@ class CopyRows:
     held: I64  # these calls and syncs: rows, of any thread, that a copy holds up
     device: Intervals  # a copy runs
     on_host: Intervals  # the training thread is inside one of `held`
+
+    def of_batch(self, rows: Rows) -> Mask:
+        """Which of them bring more than a scalar."""
+        return np.asarray(rows.spans.bytes[self.rows] > SCALAR_BYTES)
+
+    def batches_called_ns(self, rows: Rows) -> I64:
+        """When those were issued, as far as their calls are known."""
+        call = self.call[self.of_batch(rows) & (self.call != ABSENT)]
+        return np.asarray(rows.spans.start_ns[call])
 
 
 class _Kind(NamedTuple):
@@ -135,8 +146,7 @@ def silences_behind(rows: Rows, copies: CopyRows) -> Intervals:
     """From the outermost op that made such a copy to the training thread's next op or call."""
     spans = rows.spans
     mine = rows.on_training_thread() & np.isin(spans.category, (Category.CPU_OP, Category.RUNTIME))
-    index = np.flatnonzero(mine)
-    index = index[outermost(spans.start_ns[index], spans.end_ns[index])]
+    index = rows.outermost(mine)
     calls = copies.call[copies.call != ABSENT]
     calls = calls[spans.thread[calls] == rows.training_thread]
     if index.size < 2 or calls.size == 0:
@@ -178,8 +188,7 @@ def _issuing_ops(rows: Rows, copies: CopyRows) -> Intervals:
     spans = rows.spans
     call = copies.call[copies.call != ABSENT]
     call = np.sort(spans.start_ns[call[spans.thread[call] == rows.training_thread]])
-    ops = np.flatnonzero((spans.category == Category.CPU_OP) & rows.on_training_thread())
-    ops = ops[outermost(spans.start_ns[ops], spans.end_ns[ops])]
+    ops = rows.outermost((spans.category == Category.CPU_OP) & rows.on_training_thread())
     n = np.searchsorted(call, spans.end_ns[ops]) - np.searchsorted(call, spans.start_ns[ops])
     return rows.intervals(ops[n > 0])
 
@@ -289,26 +298,27 @@ def kernel_facts(
     kernel &= ~flags.collective_kernel[spans.name[rows.device_rows]]
     kernels, call = rows.device_rows[kernel], rows.launched_by[kernel]
     begun = np.where(call != ABSENT, spans.start_ns[np.maximum(call, 0)], spans.start_ns[kernels])
-    kernels = kernels[clock.host_window.contains(begun)]
+    within = clock.host_window.contains(begun)
+    kernels, call = kernels[within], call[within]
     lengths = spans.end_ns[kernels] - spans.start_ns[kernels]
+    n_calls = np.unique(call[call != ABSENT]).size + int((call == ABSENT).sum())
     return KernelFacts(
         n_per_step=kernels.size / clock.per_step,
         busy_ms=clock.ms_per_step(partition.compute.total_ns) if has_accelerator else 0.0,
         mean_us=float(lengths.mean()) / NS_PER_US if kernels.size else None,
         communication_ms=clock.ms_per_step(partition.communication.total_ns),
+        n_per_call=kernels.size / n_calls if n_calls else 1.0,
     )
 
 
-def launch_calls(rows: Rows, clock: StepClock) -> tuple[int, int | None]:
-    """How many calls launched something in the measured steps, and the time inside them (ns).
-
-    No time where no runtime calls were recorded.
-    """
+def launch_calls_ns(rows: Rows, clock: StepClock) -> int | None:
+    """Time inside calls that launch something in the measured steps; None: no calls recorded."""
+    if not rows.of_category[Category.RUNTIME].size:
+        return None
     spans = rows.spans
     launches = np.flatnonzero(rows.named(rows.flags.launch, Category.RUNTIME))
     launches = launches[clock.host_window.contains(spans.start_ns[launches])]
-    total_ns = int((spans.end_ns[launches] - spans.start_ns[launches]).sum())
-    return int(launches.size), total_ns if rows.of_category[Category.RUNTIME].size else None
+    return int((spans.end_ns[launches] - spans.start_ns[launches]).sum())
 
 
 def sync_facts(

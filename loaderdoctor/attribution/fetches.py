@@ -31,7 +31,7 @@ from typing import Literal
 
 import numpy as np
 
-from loaderdoctor.attribution.trace_rows import Index, Mask, Rows, named_events, outermost
+from loaderdoctor.attribution.trace_rows import Index, Mask, Rows, named_events
 from loaderdoctor.intervals import EMPTY, Intervals
 from loaderdoctor.trace.columns import I64, Category
 
@@ -44,6 +44,7 @@ class Fetches:
 
     getting: Intervals  # the training thread is getting a batch, in any way
     recorded: bool  # whether any sign of a loader is in the trace
+    exact: bool  # whether the training thread's own fetches or waits are
     kind: FetchKind | None
     delivered_ns: I64  # end of each fetch that gave the training thread a batch, in order
     created_ns: I64  # when each iterator creation began
@@ -88,15 +89,14 @@ def fetches_of(rows: Rows) -> Fetches:
         getting = getting.union(waits_for_producers(rows))
         delivered = batches_made(rows)
     elif own.size == 0:
-        index = np.flatnonzero(waits)  # of nested ones the outer, as of fetches
-        outer = index[outermost(spans.start_ns[index], spans.end_ns[index])]
-        delivered = np.sort(spans.end_ns[outer])
+        delivered = np.sort(spans.end_ns[rows.outermost(waits)])  # as of fetches
 
     first = np.searchsorted(starts, created)
     has_first = first < starts.size
     return Fetches(
         getting=getting,
         recorded=bool(all_fetches.size or len(getting)),
+        exact=bool(own.size or waits.any()),
         kind=_kind(rows, all_fetches),
         delivered_ns=delivered,
         created_ns=created,
@@ -127,10 +127,8 @@ def turns(rows: Rows) -> I64:
 
 def _own_fetches(rows: Rows) -> Index:
     """The training thread's fetches; of nested ones (a loader inside a loader) the outer."""
-    spans = rows.spans
     mask = rows.named(rows.flags.fetch, Category.USER_ANNOTATION, Category.CPU_OP)
-    index = np.flatnonzero(mask & rows.on_training_thread())
-    return index[outermost(spans.start_ns[index], spans.end_ns[index])]
+    return rows.outermost(mask & rows.on_training_thread())
 
 
 def _worked_between(rows: Rows, fetches: Index) -> Mask:
@@ -160,7 +158,7 @@ def _seeds(rows: Rows) -> _Seeds:
     ops = np.flatnonzero((spans.category == Category.CPU_OP) & rows.on_training_thread())
     if ops.size < 3 or "aten::random_" not in rows.names:
         return _Seeds(all_ns=none, creation_ns=none)
-    ops = ops[outermost(spans.start_ns[ops], spans.end_ns[ops])]
+    ops = rows.outermost(ops)
     ops = ops[~rows.intervals(_own_fetches(rows)).contains(spans.start_ns[ops])]
     ids = {name: i for i, name in enumerate(rows.names)}
     name = np.append(spans.name[ops], [-1, -1, -1])

@@ -2,8 +2,8 @@
 
 Each exposed instant goes to the deepest thing that the trace names: with Python stacks the deepest
 frame of the user's own code, else the outermost op (or optimizer span) running on the training
-thread, else an enclosing annotation of the user's, else autograd's thread, else the silence
-between two ops, named by its neighbours.
+thread, else autograd's thread, else an annotation around a silence that is no mere launching, else
+the silence between two ops, named by its neighbours.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from loaderdoctor.attribution.device_work import CopyRows, silences_behind
+from loaderdoctor.attribution.device_work import MIN_SILENCE_NS, CopyRows, silences_behind
 from loaderdoctor.attribution.fetches import Fetches
 from loaderdoctor.attribution.trace_rows import (
     FETCH_PREFIX,
@@ -23,7 +23,6 @@ from loaderdoctor.attribution.trace_rows import (
     Index,
     Rows,
     named_events,
-    outermost,
 )
 from loaderdoctor.attribution.user_code import (
     MAX_SHOWN_CHARS,
@@ -75,7 +74,7 @@ def host_hotspots(
             hotspot = replace(hotspot, ms_per_step=hotspot.ms_per_step + before.ms_per_step)
         hotspots[hotspot.name] = hotspot
     if hotspots:
-        left = left.subtract(_frames_extent(rows))
+        left = left.subtract(rows.intervals(_user_frame_rows(rows)))
     else:  # stacks that lie on a row of their own: our trace for Perfetto moves those that cross
         hotspots = {
             hotspot.name: hotspot
@@ -219,10 +218,6 @@ def _user_frame_rows(rows: Rows) -> Index:
     return np.flatnonzero(rows.named(user, Category.PYTHON) & rows.on_training_thread())
 
 
-def _frames_extent(rows: Rows) -> Intervals:
-    return rows.intervals(_user_frame_rows(rows))
-
-
 def _self_time(start_ns: I64, end_ns: I64, within: Intervals) -> I64:
     """Part of each properly nested span that lies in `within` and in none of its children.
 
@@ -255,13 +250,13 @@ def _self_time(start_ns: I64, end_ns: I64, within: Intervals) -> I64:
 
 
 def _operations(rows: Rows, host: Intervals) -> Iterator[tuple[str, int, int | None]]:
-    """Exposed time by outermost op, then annotation, then autograd, then silence.
+    """Exposed time by outermost op, then autograd, then annotation, then silence.
 
     Of silences also how many there are.
     """
     spans, flags = rows.spans, rows.flags
     training = rows.on_training_thread()
-    ops = np.flatnonzero(
+    ops = rows.outermost(
         training
         & (
             (spans.category == Category.CPU_OP)
@@ -269,30 +264,50 @@ def _operations(rows: Rows, host: Intervals) -> Iterator[tuple[str, int, int | N
             | rows.named(flags.optimizer, Category.USER_ANNOTATION)
         )
     )
-    ops = ops[outermost(spans.start_ns[ops], spans.end_ns[ops])]
-    yield from _uncounted(_by_name(rows, ops, _covered(rows, ops, host)))
+    covered = host.covered_before(spans.end_ns[ops]) - host.covered_before(spans.start_ns[ops])
+    yield from _uncounted(_by_name(rows, ops, covered))
     left = host.subtract(rows.intervals(ops))
+
+    others = np.flatnonzero((spans.category == Category.CPU_OP) & ~training & ~rows.by_producers())
+    backward = rows.intervals(others)
+    yield "backward (autograd thread)", backward.intersect(left).total_ns, None
+    left = left.subtract(backward)
 
     annotated = rows.named(~(flags.step | flags.fetch | flags.optimizer), Category.USER_ANNOTATION)
     notes = np.flatnonzero(annotated & training)
     if notes.size:
-        own = _self_time(spans.start_ns[notes], spans.end_ns[notes], left)
-        noted = rows.intervals(notes)
-        most, total = noted.intersect(left).total_ns, int(own.sum())
-        if total > most:  # some cross, which those of one thread should not: shared out
-            own = (own * (most / total)).astype(np.int64)
+        noted = rows.intervals(notes).intersect(_no_launching(rows, ops, others, notes, left))
+        own = _self_time(spans.start_ns[notes], spans.end_ns[notes], noted)
+        total = int(own.sum())
+        if total > noted.total_ns:  # some cross, which those of one thread should not: shared out
+            own = (own * (noted.total_ns / total)).astype(np.int64)
         yield from _uncounted(_by_name(rows, notes, own))
         left = left.subtract(noted)
 
-    others = np.flatnonzero((spans.category == Category.CPU_OP) & ~training & ~rows.by_producers())
-    backward = rows.intervals(others).intersect(left).total_ns
-    yield "backward (autograd thread)", backward, None
-    left = left.subtract(rows.intervals(others))
     either = training & rows.named(flags.fetch, Category.USER_ANNOTATION)
     either[ops] = True
-    both = np.flatnonzero(either)
-    both = both[outermost(spans.start_ns[both], spans.end_ns[both])]
-    yield from _silences(rows, both, left)
+    yield from _silences(rows, rows.outermost(either), left)
+
+
+def _no_launching(
+    rows: Rows, ops: Index, others: Index, notes: Index, silent: Intervals
+) -> Intervals:
+    """What of the silence may be told by an annotation around it: work, not a way to the next op.
+
+    All that lies in annotations without an op; around ops, what is far longer than between two that
+    are launched one after another. Not while autograd's thread works, which is waited for.
+    """
+    spans = rows.spans
+    begun, ended = spans.start_ns[ops], spans.end_ns[ops]
+    start, end = spans.start_ns[notes], spans.end_ns[notes]
+    alone = notes[np.searchsorted(begun, end) == np.searchsorted(begun, start)]
+    since = np.append(0, ended)[np.searchsorted(begun, silent.starts, side="right")]
+    theirs = spans.start_ns[others]
+    waits = np.searchsorted(theirs, silent.ends) > np.searchsorted(theirs, since)
+    long = (silent.lengths_ns >= MIN_SILENCE_NS) & ~waits
+    return Intervals(silent.starts[long], silent.ends[long]).union(
+        silent.intersect(rows.intervals(alone))
+    )
 
 
 def _uncounted(named: Iterable[tuple[str, int]]) -> Iterator[tuple[str, int, None]]:
@@ -365,11 +380,6 @@ def _short(name: str) -> str:
     if name.startswith(OPTIMIZER_PREFIX) and "#" in name:
         name = name.split("#", 1)[1]
     return shortened(name, MAX_SHOWN_CHARS // 2 - 20)
-
-
-def _covered(rows: Rows, index: Index, host: Intervals) -> I64:
-    spans = rows.spans
-    return host.covered_before(spans.end_ns[index]) - host.covered_before(spans.start_ns[index])
 
 
 def _by_name(rows: Rows, index: Index, total_ns: I64) -> Iterator[tuple[str, int]]:

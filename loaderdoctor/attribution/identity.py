@@ -12,14 +12,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from loaderdoctor.attribution.clock import StepClock
-from loaderdoctor.attribution.fetches import Fetches
+from loaderdoctor.attribution.fetches import Fetches, silence_at
 from loaderdoctor.attribution.trace_rows import Mask, Rows
 from loaderdoctor.facts.host import longer_silences_ms, work_between
 from loaderdoctor.facts.step import Shares
 from loaderdoctor.facts.trace import ProfilerFacts, TraceFacts, copy_calls_ms, workers_set_the_pace
 from loaderdoctor.intervals import EMPTY, Intervals
-from loaderdoctor.trace.columns import Category, Trace
+from loaderdoctor.trace.columns import ABSENT, I64, Category, Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +130,56 @@ def without_accelerator(
         host=host,
         other=left,
     )
+
+
+def computing(rows: Rows) -> Intervals:
+    """Ops and optimizer spans of any thread, outside what batch-making threads fetch.
+
+    The union of all of a thread's ops is that of its top-level ones. What the training thread
+    does while it fetches is `input` before it is compute.
+    """
+    spans, flags = rows.spans, rows.flags
+    ops = (spans.category == Category.CPU_OP) & ~flags.fetch[spans.name]
+    ops |= rows.named(flags.optimizer, Category.USER_ANNOTATION)
+    fetches = rows.named(flags.fetch, Category.CPU_OP, Category.USER_ANNOTATION)
+    found = rows.intervals(ops & ~rows.by_producers())
+    for thread in rows.producer_threads:
+        mine = spans.thread == thread
+        found = found.union(rows.intervals(ops & mine).subtract(rows.intervals(fetches & mine)))
+    return found
+
+
+def may_wait(rows: Rows, clock: StepClock, copied_ns: I64) -> Intervals:
+    """When the loop may make its batches, or wait for them, where no event tells of either.
+
+    Where its steps begin: silences there. With an accelerator also all that the training thread
+    does, Python and operators, from the last that it launched or waited for to the copy of a batch
+    (`copied_ns`, when each was called).
+    """
+    spans = rows.spans
+    mine = rows.on_training_thread()
+    optimizing = mine & rows.named(rows.flags.optimizer, Category.USER_ANNOTATION)
+    at = clock.host_start_ns
+    if clock.kind == "optimizer":  # `zero_grad` often comes next, and the batch after it
+        at = np.concatenate((at, spans.end_ns[rows.outermost(optimizing)]))
+    silent = silence_at(rows, at)
+
+    events = rows.outermost(
+        mine & (np.isin(spans.category, (Category.CPU_OP, Category.RUNTIME)) | optimizing)
+    )
+    start, end = spans.start_ns[events], spans.end_ns[events]
+    launching = rows.named(rows.flags.sync, Category.RUNTIME) | optimizing
+    launching[rows.launched_by[rows.launched_by != ABSENT]] = True
+    launched = np.sort(spans.start_ns[launching & mine])
+
+    def holds(instants: I64) -> Mask:
+        return np.asarray(np.searchsorted(instants, end) > np.searchsorted(instants, start))
+
+    last = np.maximum.accumulate(np.where(holds(launched), np.arange(events.size), -1))
+    found = np.flatnonzero(holds(np.sort(copied_ns)))
+    found = found[found > 0]
+    found, before = found[last[found - 1] >= 0], last[found - 1][last[found - 1] >= 0]
+    return silent.union(Intervals.of(end[before], start[found]))
 
 
 def _take(left: Intervals, claimed: Intervals) -> tuple[Intervals, Intervals]:

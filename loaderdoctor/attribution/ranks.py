@@ -60,8 +60,8 @@ class RankTrace:
         return max(self.facts.n_steps, 1)
 
 
-def rank_trace(attributed: Attributed) -> RankTrace:
-    """Keep of a divided trace what the comparison needs."""
+def rank_trace(attributed: Attributed, *, recorded_here: bool = True) -> RankTrace:
+    """Keep of a divided trace what the comparison needs; `recorded_here` as in `facts_of`."""
     trace = attributed.trace
     at = epoch_ns(trace)
     communication = attributed.partition.communication
@@ -70,7 +70,7 @@ def rank_trace(attributed: Attributed) -> RankTrace:
         rank=trace.rank,
         n_ranks=trace.n_ranks,
         host=trace.host_name,
-        facts=facts_of(attributed),
+        facts=facts_of(attributed, recorded_here=recorded_here),
         n_malformed=trace.n_dropped_events,
         n_other_processes=attributed.n_other_processes,
         n_later_events=trace.n_later_events,
@@ -160,8 +160,10 @@ def slowest(ranks: Sequence[RankFacts]) -> RankFacts:
 
 def without_peer_wait(facts: TraceFacts, peer_wait_ms: float | None) -> TraceFacts:
     """The facts with shares of the step less the wait for peers, which is no communication."""
-    if not peer_wait_ms or facts.kernels.communication_ms is None:
+    if peer_wait_ms is None or facts.kernels.communication_ms is None:
         return facts
+    if not peer_wait_ms:
+        return replace(facts, peers_compared=True)
     wall_ms = facts.wall_ms
     own_ms = wall_ms - peer_wait_ms
     if own_ms <= 0.0:
@@ -176,6 +178,7 @@ def without_peer_wait(facts: TraceFacts, peer_wait_ms: float | None) -> TraceFac
         facts,
         shares=Shares(**{k: None if v is None else v / total for k, v in parts.items()}),
         kernels=replace(facts.kernels, communication_ms=communication_ms),
+        peers_compared=True,
     )
 
 

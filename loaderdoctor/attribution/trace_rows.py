@@ -95,6 +95,11 @@ class Rows:
         """When any of these rows runs."""
         return Intervals.of(self.spans.start_ns[rows], self.spans.end_ns[rows])
 
+    def outermost(self, rows: Mask | Index) -> Index:
+        """Those of these rows of one thread, in the trace's order, that lie in no other."""
+        index: Index = np.flatnonzero(rows) if rows.dtype == np.bool_ else np.asarray(rows, np.intp)
+        return index[outermost(self.spans.start_ns[index], self.spans.end_ns[index])]
+
     def on_training_thread(self) -> Mask:
         """Host rows of the training thread."""
         return np.asarray(self.spans.thread == self.training_thread)
@@ -120,8 +125,7 @@ class Rows:
         not_loader = ~(flags.loader_op | flags.fetch)
         for number in np.flatnonzero(np.bincount(thread)).tolist():
             if number not in self.producer_threads:
-                mine = ops[thread == number]
-                mine = mine[outermost(spans.start_ns[mine], spans.end_ns[mine])]
+                mine = self.outermost(ops[thread == number])
                 work[mine] = not_loader[spans.name[mine]]
         if self.producer_threads:
             work &= ~self.by_producers()
@@ -135,28 +139,27 @@ class Rows:
         )
 
 
-# What only training does, by name. A forward pass has fused operators too (`_fused_rms_norm`), and
-# its stacks frames of autograd's (`no_grad`). Ops of a graph have no names, its kernels do.
-_TRAINS = {
-    category: re.compile(pattern, re.IGNORECASE)
-    for category, pattern in (
-        (Category.CPU_OP, r"autograd::engine|Backward\d*$|_fused_(adamw?|sgd|adagrad)|_foreach_"),
-        (Category.USER_ANNOTATION, r"optimizer|backward"),
-        (Category.PYTHON, r"torch[/\\]optim[/\\]|[/\\]_tensor\.py\(\d+\): backward"),
-        (Category.KERNEL, r"backward|wgrad|multi_tensor_apply"),
-    )
-}
+# What only runs where there is an accelerator, by name: its libraries' operators, attention that
+# the CPU has under another name, compiled kernels, collectives. Of Metal torch records no work.
+_ON_DEVICE = re.compile(
+    r"^(aten::(_?cudnn_(?!is_)|_?miopen_|_?mps_|_?(efficient|flash|cudnn)_attention_|_?pin_memory"
+    r"|record_stream|convolution(_backward)?_overrideable)|(nccl|rccl|xccl):|triton_)"
+)
 
 
-def trains(rows: Rows) -> bool:
-    """Whether the loop trains, for all that was recorded; True where no op was."""
-    if rows.of_category[Category.CPU_OP].size == 0:
+def device_unseen(trace: Trace, rows: Rows, *, recorded_here: bool) -> bool:
+    """Whether the loop has an accelerator, as far as is known, of whose work nothing was recorded.
+
+    Known by calls that launch or copy, or operators that only one runs. Of what others recorded
+    (not `recorded_here`) it counts as well where the machine has one and no call of it is there.
+    """
+    if trace.has_accelerator:
+        return False
+    calls = rows.names_of_category[Category.RUNTIME]
+    ops = (rows.names[n] for n in rows.names_of_category[Category.CPU_OP].tolist())
+    if (rows.flags.launch | rows.flags.batch_call)[calls].any() or any(map(_ON_DEVICE.match, ops)):
         return True
-    return any(
-        pattern.search(rows.names[number])
-        for category, pattern in _TRAINS.items()
-        for number in rows.names_of_category[category].tolist()
-    )
+    return bool(trace.devices) and not calls.size and not recorded_here
 
 
 def rows_of(trace: Trace) -> Rows:

@@ -40,7 +40,8 @@ def judge_trace(trace: TraceFacts) -> tuple[Bound, VerdictSeverity]:
     even the most that the host may take makes none: then the step computes, as it seems. Where no
     loader was recorded, silence at the beginning of steps counts as host but may be waiting for
     batches: a host verdict that rests on it is uncertain. So may silence behind copies: where that
-    is most of the host's, and too little is left without, the step may be input-bound. A verdict is
+    is most of the host's, and too little is left without, the step may be input-bound. One rank's
+    communication may be a wait for others: uncertain, until their traces are compared. A verdict is
     uncertain that would be another if what may be memory of batches that nobody pinned is: whether
     it is the loader's, the copies' or the loop's own, no event tells. Of few steps
     the lower ends of their shares bear the severity. Where worker processes set the pace, what else
@@ -53,10 +54,14 @@ def judge_trace(trace: TraceFacts) -> tuple[Bound, VerdictSeverity]:
     gaps bear out is uncertain. (A ResNet-50 with 8 workers on 6 and on 3 CPUs: 55 % host, hardly a
     wait, and ready batches make it 27 to 40 % shorter.)
     """
+    nothing_but_marks = trace.host.profiler is None and not trace.fetching.recorded
+    if trace.device_unseen or (nothing_but_marks and not trace.has_accelerator):
+        return "unknown", "none"
     shares = without_profiler(trace)
     low = few_steps_low(trace, shares)
-    if trace.fetching.unmarked_wait_ms is not None and trace.wall_ms > 0:
-        known = (trace.host.exposed_ms - trace.fetching.unmarked_wait_ms) / trace.wall_ms
+    unmarked_ms = trace.fetching.unmarked_wait_ms
+    if unmarked_ms is not None and trace.wall_ms > 0:
+        known = (trace.host.exposed_ms - unmarked_ms) / trace.wall_ms
         low["host"] = min(known, low.get("host", 1.0))
     waits, copies = shares.input or 0.0, shares.copy or 0.0
     paced = only_workers_help(trace, input_share=waits, copy_share=copies)
@@ -73,9 +78,13 @@ def judge_trace(trace: TraceFacts) -> tuple[Bound, VerdictSeverity]:
     bound, severity = verdict_from_shares(shares, low, enough_steps=trace.n_steps > 0)
     if bound != "unknown" and _largest(memory, None)[0] != bound:
         return bound, "uncertain"
+    if bound == "host" and (unmarked_ms or 0.0) >= HIGH_SHARE * trace.wall_ms:
+        return bound, "uncertain"  # it would be input, if all of that is
     if bound == "host" and silent and own < min(silent, HIGH_SHARE):
         return "input", "uncertain"  # if it is that thread which holds the loop up
     if bound == "copy" and trace.shared_gpu:  # it may have waited for the GPU's turn
+        return bound, "uncertain"
+    if bound == "communication" and not trace.peers_compared:  # or for a rank that came later
         return bound, "uncertain"
     if bound == "compute" and severity == "none" and idle_is_recordings(trace, shares):
         return bound, "uncertain"
@@ -267,7 +276,7 @@ def verdict_from_shares(
 
     Too little recorded: unknown. Largest of input, copy, communication at least 20 %: that one,
     high. Host at least 20 %: host, high. Largest of the three at least 5 %: that one, moderate.
-    Else compute: health, not a disease; unknown where more of the rest is `other`. Input goes
+    Else compute: health, not a disease; unknown where more than 20 % is `other`. Input goes
     before host because profiling inflates host: of a run whose stack samples show as much of the
     loop's own work for certain, host is moderate from 5 % and before what is smaller (`_judged`).
 
@@ -358,8 +367,8 @@ def _largest(
         return "outside", shown_severity(outside, _bound(low, "outside"))
     if share >= MODERATE_SHARE:
         return largest, shown_severity(share, _bound(low, largest))
-    if (values["other"] or 0.0) > (values["compute"] or 0.0):
-        return "unknown", "none"  # of most of it nothing was recorded, least of all health
+    if (values["other"] or 0.0) > min(values["compute"] or 0.0, HIGH_SHARE):
+        return "unknown", "none"  # of too much nothing was recorded, least of all health
     return "compute", "none"
 
 

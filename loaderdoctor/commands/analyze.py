@@ -201,7 +201,8 @@ def _one(path: Path, options: AnalyzeOptions, rules: tuple[ShareRule, ...], memo
         n_others=attributed.n_other_processes,
     )
     elsewhere, unread = run_of(path)
-    report = report_of_facts(str(path), facts_of(attributed), (*left_out, *unread), elsewhere)
+    facts = facts_of(attributed, recorded_here=elsewhere is not None)
+    report = report_of_facts(str(path), facts, (*left_out, *unread), elsewhere)
     return _deliver(path, attributed, report, options, rules, memory)
 
 

@@ -77,7 +77,7 @@ def summary_of(path: Path, max_memory_bytes: int | None = None) -> RankTrace | s
         trace = read_trace(
             path, in_parts=False, max_memory_bytes=max_memory_bytes, kept_bytes=KEPT_BYTES
         )
-        return rank_trace(attribute(with_events(trace)))
+        return rank_trace(attribute(with_events(trace)), recorded_here=False)
     except LoaderdoctorError as error:
         return str(error)
     except MemoryError:

@@ -187,7 +187,7 @@ class WorkerMemoryFacts:
     growth: GrowthFacts | None = None  # None: none lived long enough to tell
 
 
-# Host time per kernel that the profiled launches of `traces/` take (55-112 µs a kernel, H100): host
+# Host time per launch that the profiled ones of `traces/` take (55-112 µs a kernel, H100): host
 # work inside ops and between two of them is launching up to this.
 LAUNCH_ALLOWANCE_US = 120.0
 # Python between two ops takes microseconds; half a millisecond in one place is work.
@@ -253,7 +253,7 @@ def work_between(trace: TraceFacts | None) -> tuple[float, HostHotspot | None]:
     hotspots = [x for x in named if x.ms_per_step >= smallest_ms and not _is_waiting(x)]
     sure = [x for x in hotspots if not _holds_launches(x)]
     mixed = [x for x in hotspots if _holds_launches(x)]
-    launching_ms = trace.kernels.n_per_step * LAUNCH_ALLOWANCE_US / 1000
+    launching_ms = trace.kernels.n_calls_per_step * LAUNCH_ALLOWANCE_US / 1000
     beyond_ms = sum(x.ms_per_step for x in mixed) - launching_ms
     if beyond_ms < smallest_ms:
         mixed, beyond_ms = [], 0.0

@@ -71,6 +71,9 @@ class Shares:
 
 
 _NAMES = tuple(field.name for field in fields(Shares))
+NO_SHARES = Shares(
+    compute=None, communication=None, copy=None, input=None, host=None, other=1.0
+)  # none is known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -125,9 +125,14 @@ class KernelFacts:
     busy_ms: float  # union over streams and devices, per step
     mean_us: float | None
     communication_ms: float | None  # per step
-    held_up_ms: float = (
-        0.0  # per step, idle though launched work was waiting: another process's turn
-    )
+    # Per step, idle though launched work was waiting: another process's turn.
+    held_up_ms: float = 0.0
+    n_per_call: float = 1.0  # kernels of one launching call: a CUDA graph has many
+
+    @property
+    def n_calls_per_step(self) -> float:
+        """The calls that launch them."""
+        return self.n_per_step / self.n_per_call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +175,6 @@ class HostFacts:
 
     exposed_ms: float  # per step
     hotspots: tuple[HostHotspot, ...]
-    n_launches_per_step: float
     launch_call_ms: float | None  # host time inside launch calls, per step
     run_ahead_steps: float | None  # how far the host ran ahead of the device, median
     profiler: ProfilerFacts | None = None  # None: no op was recorded
@@ -180,8 +184,7 @@ class HostFacts:
     all_freeing_ms: float = 0.0
 
 
-# Of the time, held up by another process: below, no time or verdict changes by it. None was seen in
-# any trace of a GPU that one process had to itself.
+# Of the time, held up by another process: below, nothing changes by it, and none was seen alone.
 SHARED_GPU_SHARE = 0.01
 
 
@@ -211,6 +214,8 @@ class TraceFacts:
     ranges: tuple[RangeFacts, ...] = ()  # the user's own, costliest first
     n_ranges_left_out: int = 0
     trains: bool = True  # False: ops were recorded, none of a backward pass, and no optimizer
+    peers_compared: bool = False  # whether waits for other ranks are known, and in no share
+    device_unseen: bool = False  # of an accelerator's work nothing was recorded: no share is known
 
     @property
     def shared_gpu(self) -> bool:
@@ -218,9 +223,7 @@ class TraceFacts:
         return self.wall_ms > 0 and self.kernels.held_up_ms >= SHARED_GPU_SHARE * self.wall_ms
 
 
-# What is known of the accelerator's use: each device, busy time and its idle gaps, ranges.
-#
-# Made by `attribution`'s `gpu`, `busy` and `user_code`, which hold the definitions.
+# Of the accelerator's use; `attribution`'s `gpu`, `busy` and `user_code` hold the definitions.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -115,3 +115,15 @@ def test_it_is_said_and_its_time_is_no_verdict() -> None:
     assert "3.0 of 10.0 ms a step (30 %)" in text
     assert judge_trace(facts)[0] not in ("copy", "input")
     assert machine_notes(healthy(trace=loop_of(launched=6_050))) == ()
+
+
+def test_kernels_of_one_graph_launch_hold_each_other_up() -> None:
+    b = TraceBuilder()
+    for i in range(6):
+        t = float(i * STEP)
+        b.step(i, t, t + STEP)
+        b.fetch(t, t + 50)
+        b.kernel(t + 100, t + 120, t + 3_100)
+        launch = b.rows[-1]
+        b.rows.append(replace(launch, start=t + 6_100, end=t + 9_000))
+    assert trace_facts(b.trace()).kernels.held_up_ms == 0.0

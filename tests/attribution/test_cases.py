@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from loaderdoctor.attribution.verdict import verdict_from_shares
+from loaderdoctor.attribution import attribute
+from loaderdoctor.attribution import facts_of as facts_of_attributed
+from loaderdoctor.attribution.combine import best_shares, facts_of_trace
+from loaderdoctor.attribution.verdict import judge_trace, verdict_from_shares
 from loaderdoctor.facts.trace import TraceFacts
+from loaderdoctor.findings.rules import find
+from loaderdoctor.report.words.verdict import nothing_judged
 from loaderdoctor.trace import read_trace
+from loaderdoctor.trace.columns import DEVICE_CATEGORIES, Category, Trace
+from tests.findings.builders import step
 from tests.trace_facts import trace_facts
 
 TRACES = Path(__file__).parents[2] / "traces"
@@ -134,7 +143,7 @@ def test_a_resident_loop_gets_its_input_for_nothing() -> None:
 
 def test_launches_are_counted() -> None:
     facts = facts_of("launch_bound_tiny")
-    assert facts.kernels.n_per_step == pytest.approx(facts.host.n_launches_per_step)
+    assert facts.kernels.n_per_step == pytest.approx(facts.kernels.n_calls_per_step)
     assert facts.kernels.n_per_step > 200
     assert facts.kernels.mean_us is not None
     assert facts.kernels.mean_us < 10
@@ -143,3 +152,34 @@ def test_launches_are_counted() -> None:
     assert [s.ms_per_step for s in hotspots] == sorted(
         (s.ms_per_step for s in hotspots), reverse=True
     )
+
+
+def without(case: str, *categories: Category) -> Trace:
+    trace = read_trace(TRACES / f"{case}.pt.trace.json.gz")
+    kept = ~np.isin(trace.spans.category, np.asarray(categories, np.int8))
+    return replace(trace, spans=trace.spans.where(kept), kernel_shapes=None)
+
+
+@pytest.mark.parametrize("with_calls", [True, False])
+def test_a_trace_without_the_accelerators_work_judges_no_wait(with_calls: bool) -> None:
+    """`activities=[ProfilerActivity.CPU]`: 63 % of the step in `__next__`, which costs nothing."""
+    lost = DEVICE_CATEGORIES if with_calls else (*DEVICE_CATEGORIES, Category.RUNTIME)
+    facts = trace_facts(without("pinned_same_stream", *lost))
+    assert facts.device_unseen
+    assert judge_trace(facts) == ("unknown", "none")
+    assert find(facts_of_trace(facts)) == ()
+    assert facts.shares.input is None
+    assert facts.fetching.raw_wait_ms == pytest.approx(8.4, abs=0.1)  # what is known stays
+    assert "ProfilerActivity.CUDA" in nothing_judged(facts_of_trace(facts))
+    # Nor does a run take its waits for exposed by it.
+    assert best_shares(facts, step(clock="device"), None) is None
+
+
+def test_what_others_record_beside_a_gpu_says_nothing_of_a_loop_without_its_calls() -> None:
+    """A model without an operator that only a GPU has: what ran where is not known."""
+    nothing = without("gpu_resident", *DEVICE_CATEGORIES, Category.RUNTIME)
+    attributed = attribute(nothing)
+    assert facts_of_attributed(attributed, recorded_here=False).device_unseen
+    assert not facts_of_attributed(attributed).device_unseen  # ours records what a loop uses
+    on_cpu = attribute(replace(nothing, devices=()))
+    assert not facts_of_attributed(on_cpu, recorded_here=False).device_unseen

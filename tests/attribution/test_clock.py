@@ -195,3 +195,47 @@ def test_work_of_two_streams_that_ends_out_of_order_never_gives_a_negative_step(
     walls = trace_facts(b.trace()).step_walls_ms
     assert min(walls) >= 0
     assert sum(walls) == pytest.approx(5)
+
+
+def test_a_mark_within_a_mark_is_no_step_of_its_own() -> None:
+    b = running_ahead()
+    for i in range(12):
+        b.step(100 + i, i * 100 + 5, i * 100 + 95)
+    facts = trace_facts(b.trace())
+    assert facts.n_steps == 11
+    assert facts.wall_ms == 1.0
+
+
+def test_steps_in_a_hole_of_the_recording_are_left_out() -> None:
+    """Buffers that are full drop kernels: such steps would idle, and another GPU user be blamed."""
+    b = TraceBuilder()
+    for i in range(20):
+        t = i * 1000
+        b.step(i, t, t + 1000)
+        b.fetch(t, t + 10)
+        for k in range(4):
+            b.kernel(t + 20 + 10 * k, t + 100 + 220 * k, t + 310 + 220 * k)
+    whole = trace_facts(b.trace())
+    b.rows = [r for r in b.rows if r.category != Category.KERNEL or not 8_300 < r.start < 11_500]
+    facts = trace_facts(b.trace())
+    assert (whole.n_steps, facts.n_steps) == (19, 14)
+    assert facts.shares.compute == pytest.approx(whole.shares.compute, abs=0.01)
+    assert not facts.shared_gpu
+
+
+@pytest.mark.parametrize("accelerated", [True, False])
+def test_without_step_marks_a_pass_that_trains_nothing_is_no_step(accelerated: bool) -> None:
+    b = TraceBuilder()
+    for i in range(16):
+        t, trains = i * 1000, i < 6 or i >= 10
+        b.fetch(t, t + (100 if trains else 800))
+        b.op(t + 810, t + 850, "aten::linear")
+        if accelerated:
+            b.kernel(t + 812, t + 815, t + 840)
+        if trains:
+            b.op(t + 860, t + 900, "autograd::engine::evaluate_function: MmBackward0", AUTOGRAD)
+            b.optimizer(t + 910, t + 950)
+    facts = trace_facts(b.trace())
+    assert facts.step_clock == "fetches"
+    assert facts.n_steps == (9 if accelerated else 11)  # on a device some have no beginning
+    assert facts.shares.input == pytest.approx(0.1, abs=0.05)

@@ -104,7 +104,7 @@ def test_kernels_and_launch_calls_are_counted_by_the_step_that_launched_them() -
             b.kernel(t + 100 + 10 * k, t + 300 + 10 * k, t + 305 + 10 * k, thread=AUTOGRAD)
     facts = facts_of(b)
     assert facts.kernels.n_per_step == 4
-    assert facts.host.n_launches_per_step == 4
+    assert facts.kernels.n_calls_per_step == 4
     assert facts.kernels.mean_us == pytest.approx(5)
     assert facts.host.launch_call_ms == pytest.approx(0.004)
     assert facts.kernels.busy_ms == pytest.approx(0.02)

@@ -330,6 +330,25 @@ def test_without_step_marks_it_may_be_waiting_after_the_optimizer(zero_grad_us: 
     assert judge_trace(facts) == ("host", "uncertain")
 
 
+@pytest.mark.parametrize("marks", [True, False])
+def test_all_before_a_batchs_copy_may_be_its_making(marks: bool) -> None:
+    """A loop that makes its batches itself, with operators, and reads its loss before."""
+    b = TraceBuilder()
+    for i in range(7):
+        t = float(i * STEP)
+        if marks:
+            b.step(i, t, t + STEP)
+        b.call(t + 5, t + 50, "cudaStreamSynchronize")  # `.item()` behind the optimizer
+        for k in range(30):
+            b.op(t + 60 + 20 * k, t + 75 + 20 * k, "aten::select")
+        work(b, t + 700)
+    facts = facts_of(b)
+    assert facts.shares.input is None
+    # From the optimizer's end to the sync, and from there to the copy.
+    assert facts.fetching.unmarked_wait_ms == pytest.approx(0.155 + 0.65)
+    assert judge_trace(facts) == ("host", "uncertain")
+
+
 def test_nothing_copied_to_the_device_means_no_loader_to_wait_for() -> None:
     b = TraceBuilder()
     for i in range(6):

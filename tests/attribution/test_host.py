@@ -58,6 +58,38 @@ def test_a_users_annotation_names_the_silence_within() -> None:
     assert hotspots(b)["log metrics"] == pytest.approx(0.2)
 
 
+@pytest.mark.parametrize("around", ["each step", "all steps"])
+def test_an_annotation_around_the_whole_step_names_no_launching(around: str) -> None:
+    """`record_function("train_step")`: its gaps between two ops are those of any other loop."""
+    b = TraceBuilder()
+    for i in range(6):
+        t = float(i * 20_000)
+        b.step(i, t, t + 20_000)
+        b.fetch(t, t + 20)
+        for k in range(100):
+            b.kernel(t + 100 + 100 * k, t + 105 + 100 * k, t + 108 + 100 * k)
+        b.optimizer(t + 10_100, t + 10_200)
+        b.op(t + 15_000, t + 15_010, "aten::item")  # behind 4.8 ms of logging
+    plain = trace_facts(b.trace())
+    if around == "each step":
+        for i in range(6):
+            b.annotation(i * 20_000 + 30, i * 20_000 + 19_990, "train_step")
+    else:
+        b.annotation(10, 119_990, "train_step")
+    noted = trace_facts(b.trace())
+    named = {s.name: s.ms_per_step for s in noted.host.hotspots}
+    assert named["train_step"] == pytest.approx(4.8 + 5.0, abs=0.2)  # its long silences alone
+    assert work_between(noted)[0] == pytest.approx(work_between(plain)[0], abs=0.2)
+    assert noted.shares == plain.shares
+
+
+def test_backward_on_its_own_thread_is_no_work_of_an_annotation_around_it() -> None:
+    b = host_bound()
+    for i in range(5):
+        b.annotation(i * STEP + 110, i * STEP + 990, "train_step")
+    assert hotspots(b)["backward (autograd thread)"] == pytest.approx(0.1)
+
+
 def test_python_stacks_name_the_deepest_frame_of_the_users_code() -> None:
     b = host_bound()
     for i in range(5):

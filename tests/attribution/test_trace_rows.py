@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loaderdoctor.attribution.trace_rows import outermost, rows_of, trains
+from loaderdoctor.attribution.clock import trains
+from loaderdoctor.attribution.trace_rows import outermost, rows_of
 from loaderdoctor.trace.columns import Category
 from tests.attribution.build import TraceBuilder
 

@@ -1,9 +1,17 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from loaderdoctor.attribution.verdict import verdict_from_shares
+from loaderdoctor.attribution.combine import facts_of_trace
+from loaderdoctor.attribution.ranks import without_peer_wait
+from loaderdoctor.attribution.verdict import judge_trace, verdict_from_shares
 from loaderdoctor.facts.step import Bound, Shares
+from loaderdoctor.report.words.verdict import uncertain_sentence
+from tests.attribution.build import TraceBuilder
+from tests.findings.builders import trace
+from tests.trace_facts import trace_facts
 
 
 def shares(
@@ -19,9 +27,9 @@ def shares(
     )
 
 
-def test_health_is_no_verdict_where_most_was_not_recorded() -> None:
+def test_health_is_no_verdict_where_much_was_not_recorded() -> None:
     known = {"communication": 0.0, "copy": 0.0, "input": 0.0, "host": 0.0}
-    for compute, bound in ((0.51, "compute"), (0.49, "unknown"), (0.0, "unknown")):
+    for compute, bound in ((0.81, "compute"), (0.79, "unknown"), (0.0, "unknown")):
         found = verdict_from_shares(Shares(compute=compute, other=1 - compute, **known))
         assert found == (bound, "none")
     kept = Shares(**{**known, "input": 0.3}, compute=0.0, other=0.7)
@@ -75,3 +83,20 @@ def test_the_severity_follows_the_lower_bound(
 def test_too_little_recorded_is_unknown() -> None:
     assert verdict_from_shares(None) == ("unknown", "none")
     assert verdict_from_shares(shares(input=0.9), enough_steps=False) == ("unknown", "none")
+
+
+def test_one_ranks_communication_may_be_a_wait_for_another() -> None:
+    seen = trace(shares=shares(communication=0.45))
+    assert judge_trace(seen) == ("communication", "uncertain")
+    assert judge_trace(replace(seen, peers_compared=True)) == ("communication", "high")
+    said = uncertain_sentence("communication", facts_of_trace(seen), 10.0, None)
+    assert "waiting for a rank that comes later" in said
+    assert without_peer_wait(seen, None) is seen
+    assert without_peer_wait(seen, 0.0).peers_compared
+
+
+def test_marks_alone_are_no_host_bound_loop() -> None:
+    b = TraceBuilder()
+    for i in range(6):
+        b.step(i, i * 1000, i * 1000 + 999)
+    assert judge_trace(trace_facts(b.trace())) == ("unknown", "none")

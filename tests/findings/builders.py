@@ -96,7 +96,6 @@ def trace(**changes: Any) -> TraceFacts:
         host=HostFacts(
             exposed_ms=0.2,
             hotspots=(),
-            n_launches_per_step=70.0,
             launch_call_ms=0.6,
             run_ahead_steps=4.0,
         ),

@@ -49,7 +49,9 @@ def test_a_healthy_run_has_no_findings() -> None:
 
 def test_a_trace_without_length_has_no_findings() -> None:
     """All its steps of 0 ns, with syncs that waited: nothing to be a share of."""
-    seen = trace(n_syncs_per_step=3.0, idle_after_sync_ms=1.0, shares=shares(host=0.3))
+    seen = trace(
+        n_syncs_per_step=3.0, idle_after_sync_ms=1.0, sync_wait_ms=1.0, shares=shares(host=0.3)
+    )
     assert Kind.SYNC_EVERY_STEP in kinds(*find(facts_of_trace(seen)))
     assert find(facts_of_trace(replace(seen, wall_ms=0.0))) == ()
 

@@ -105,7 +105,6 @@ def trace_facts(parts: Shares, **changes: Any) -> TraceFacts:
         host=HostFacts(
             exposed_ms=1.3,
             hotspots=(),
-            n_launches_per_step=44.0,
             launch_call_ms=0.3,
             run_ahead_steps=0.0,
         ),

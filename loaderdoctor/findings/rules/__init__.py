@@ -353,8 +353,8 @@ def find(facts: Facts) -> tuple[Finding, ...]:
 
     What is the same time seen from another side follows its cause.
     """
-    if facts.trace is not None and facts.trace.wall_ms <= 0:
-        facts = replace(facts, trace=None)  # a window without length shows nothing
+    if facts.trace is not None and (facts.trace.wall_ms <= 0 or facts.trace.device_unseen):
+        facts = replace(facts, trace=None)  # nor does a window without length show anything
     if not facts.has_steps:
         return ()  # every rule speaks of what a step costs
     found = [of_whole_wall(x, facts) for rule in RULES if (x := rule(facts)) is not None]

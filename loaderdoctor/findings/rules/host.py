@@ -53,8 +53,8 @@ def sync_every_step(facts: Facts) -> Finding | None:
     """A sync each step drains the accelerator's queue, which then runs dry until work comes again.
 
     Decides on: syncs per step that wait for compute, and the accelerator's idle time from the
-    sync's end to the next kernel. Promises that gap, never the time inside the call: the wait is
-    earlier compute surfacing there.
+    sync's end to the next kernel. Promises that gap, but no more of it than the time inside the
+    calls: without them the host comes to its next launch no sooner than by that.
     Abstains: no accelerator, or gaps not recorded.
     Fooled by: a loop that waits for its loader anyway; so the gap counts only as far as the host
     share goes.
@@ -67,17 +67,26 @@ def sync_every_step(facts: Facts) -> Finding | None:
         return None
     gap_share = min(trace.syncs.idle_after_ms / trace.wall_ms, share)
     step_ms = facts.step_ms or trace.wall_ms
-    if gap_share < MODERATE_SHARE:
+    # What recording takes of the host, the wait would be longer without.
+    profiler = trace.host.profiler
+    waited_ms = (trace.syncs.wait_ms or 0.0) + (profiler.likely_ms if profiler is not None else 0.0)
+    gain_share = min(gap_share, waited_ms / trace.wall_ms)
+    if gain_share < MODERATE_SHARE:
         return None
+    gain = "that is what removing them can gain"
+    if gain_share < gap_share:
+        gain = (
+            f"removing them can gain {fmt.ms(gain_share * step_ms)} of it, as they wait no longer"
+        )
     return Finding(
         kind=Kind.SYNC_EVERY_STEP,
-        severity=severity(gap_share),
-        share=gap_share,
+        severity=severity(gain_share),
+        share=gain_share,
         summary=(
             f"{trace.syncs.n_per_step:.1f} syncs a step (.item(), .cpu() or a synchronize) empty "
             f"the accelerator's queue: it then idles {fmt.ms(gap_share * step_ms)} of "
-            f"{fmt.ms(step_ms)} until the next kernel, and that is what removing them can gain. "
-            "Keep losses on the device and read them every few hundred steps."
+            f"{fmt.ms(step_ms)} until the next kernel, and {gain}. Keep losses on the device and "
+            "read them every few hundred steps."
         ),
         evidence={
             "n_syncs_per_step": trace.syncs.n_per_step,
@@ -104,7 +113,8 @@ def _of_profiler(facts: Facts, launching_ms: float) -> bool:
 def launch_bound(facts: Facts) -> Finding | None:
     """Kernels shorter than their own launch: the accelerator waits for the host all along the step.
 
-    Decides on: host share, mean kernel time, and idle time per kernel, less work between steps.
+    Decides on: host share, mean kernel time, and idle time per launch, less work between steps.
+    Kernels that one call launches together (a CUDA graph's) are as one.
     Abstains: no accelerator or no kernels, or the step waits longer for its input or copies, or, in
     a trace alone, worker processes set its pace.
     Fooled by: the profiler, which slows launches up to 2.3x; with plain windows the share is
@@ -113,7 +123,9 @@ def launch_bound(facts: Facts) -> Finding | None:
     trace, share = facts.trace, host_share(facts)
     if trace is None or not trace.has_accelerator or share is None or trace.kernels.mean_us is None:
         return None
-    if trace.kernels.n_per_step < MIN_KERNELS_PER_STEP:
+    n_calls = trace.kernels.n_calls_per_step
+    launched_us = trace.kernels.mean_us * trace.kernels.n_per_call
+    if n_calls < MIN_KERNELS_PER_STEP:
         return None
     between_ms, _ = work_between(trace)
     # Silence that may be waiting for an unrecorded loader is not launching either, nor is copying.
@@ -126,19 +138,15 @@ def launch_bound(facts: Facts) -> Finding | None:
     )
     if trace.host.exposed_ms > 0:
         share *= launching_ms / trace.host.exposed_ms
-    gap_us = 1000 * launching_ms / trace.kernels.n_per_step
+    gap_us = 1000 * launching_ms / n_calls
     if trace_alone(facts) and workers_set_the_pace(trace):
         return None
-    if (
-        share < HIGH_SHARE
-        or _of_profiler(facts, launching_ms)
-        or trace.kernels.mean_us > MAX_MEAN_KERNEL_US
-    ):
+    if share < HIGH_SHARE or _of_profiler(facts, launching_ms) or launched_us > MAX_MEAN_KERNEL_US:
         return None
     waits = [exposed(facts, "input"), exposed(facts, "copy")]
     if any(cost is not None and cost.share > share for cost in waits):
         return None  # the step first waits for something else; launching hides behind that
-    if not trace.kernels.mean_us < gap_us <= MAX_GAP_PER_KERNEL_US:
+    if not launched_us < gap_us <= MAX_GAP_PER_KERNEL_US:
         return None
     step_ms = facts.step_ms or trace.wall_ms
     return Finding(
@@ -171,7 +179,8 @@ def work_between_steps(facts: Facts) -> Finding | None:
     profiler; of a trace alone, the longest exposed host hotspot that is not a framework op / step
     time. No more than the host share either way: on a CPU torch's operators compute, and with an
     accelerator what runs while that is busy costs nothing.
-    Abstains: no stack samples, and host work not named by the trace.
+    Abstains: no stack samples, and host work not named by the trace. Uncertain where it may be
+    batches that are made, as far as the trace has no event of that.
     Fooled by: Python of the model's own, which is the forward pass's; without stack samples, a
     hotspot that waits for the accelerator under another name.
     """
@@ -302,14 +311,21 @@ def _by_trace(facts: Facts) -> Finding | None:
     if hotspot_share < MODERATE_SHARE:
         return None
     step_ms = facts.step_ms or trace.wall_ms
-    # So may be batches that are freed.
+    # So may be batches that are freed, or made where no event tells.
     freeing_share = min(trace.host.freeing_ms / trace.wall_ms, hotspot_share)
-    surely = hotspot_share - freeing_share if freeing_share else None
+    unmarked_share = min((trace.fetching.unmarked_wait_ms or 0.0) / trace.wall_ms, hotspot_share)
+    unsure_share = max(freeing_share, unmarked_share)
+    surely = hotspot_share - unsure_share if unsure_share else None
     fetches = bool(trace.fetching.n_per_step)
     where = "between fetch and fetch" if fetches else "of the loop's own"
     remedy = "less often, in the workers," if fetches else "less often"
     advised = f"Do it {remedy}"
-    if freeing_share:
+    if unmarked_share:
+        advised = (
+            f"Up to {fmt.ms(unmarked_share * step_ms)} of it may be making batches or waiting for "
+            f"them, of which the trace has no event. If it is other work, do it {remedy}"
+        )
+    elif freeing_share:
         advised = (
             f"Up to {fmt.ms(freeing_share * step_ms)} of it may be freeing batches that nobody "
             f"pinned, which pinning spares: no event tells. If it is work, do it {remedy}"

@@ -8,7 +8,7 @@ from loaderdoctor import format as fmt
 from loaderdoctor.estimate import interval
 from loaderdoctor.facts import Facts
 from loaderdoctor.facts.host import batch_memory_ms
-from loaderdoctor.facts.step import MODERATE_SHARE, Bound, VerdictSeverity
+from loaderdoctor.facts.step import HIGH_SHARE, MODERATE_SHARE, Bound, VerdictSeverity
 from loaderdoctor.facts.trace import TraceFacts, may_be_crowded
 from loaderdoctor.findings import Finding, Kind
 from loaderdoctor.findings.capacity import all_batches_ms, all_receiving_ms, rest_ms
@@ -175,8 +175,14 @@ def uncertain_sentence(bound: Bound, facts: Facts, step_ms: float, why: str | No
     if bound == "host" and waiting_ms is not None:
         return (
             f"{_SEEMS[bound]} {fmt.share(share)} of {fmt.number(step_ms)} ms a step; but "
-            f"{fmt.number(waiting_ms)} ms of it may be waiting for batches, which this trace does "
-            "not record."
+            f"{fmt.number(waiting_ms)} ms of it may be making batches or waiting for them, of "
+            "which this trace has no event."
+        )
+    if bound == "communication" and trace_alone(facts) and facts.trace is not None:
+        return (
+            f"Collectives seem to take {fmt.share(share)} of {fmt.number(step_ms)} ms a step: "
+            "moving data, or waiting for a rank that comes later. Which of the two, one rank's "
+            "trace does not tell: analyze the folder with the traces of all ranks."
         )
     if trace_alone(facts) and (new := _new_memory(facts, step_ms)) is not None:
         return new
@@ -232,6 +238,12 @@ def _new_memory(facts: Facts, step_ms: float) -> str | None:
 def nothing_judged(facts: Facts) -> str:
     """Why there is no verdict, and what to record for one."""
     n_steps = facts.step.n_steps if facts.step is not None else None
+    if facts.trace is not None and facts.trace.device_unseen:
+        return (
+            "No verdict: the loop ran beside an accelerator of which nothing was recorded, and "
+            "what it waits for may cost nothing behind that. Record the accelerator too "
+            "(ProfilerActivity.CUDA)."
+        )
     if n_steps is None and facts.trace is not None:
         n_steps = facts.trace.n_steps
         if facts.trace.step_clock == "window":
@@ -245,6 +257,11 @@ def nothing_judged(facts: Facts) -> str:
         return (
             f"No verdict: not enough steps ({fmt.count(n_steps, 'step')} recorded). "
             "Record more of them."
+        )
+    if (facts.share("other") or 0.0) > HIGH_SHARE and trace_alone(facts):
+        return (
+            f"No verdict: {fmt.share(facts.share('other'))} of the step is in no share. Either "
+            "part of the loop was not recorded, or the accelerator's clock is not the host's."
         )
     if facts.trace is not None and not facts.trace.fetching.recorded and facts.step is None:
         return (

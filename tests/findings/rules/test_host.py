@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from loaderdoctor.facts.trace import HostHotspot
 from loaderdoctor.findings import Severity
 from loaderdoctor.findings.rules.host import launch_bound, sync_every_step
@@ -86,6 +88,26 @@ CASES = (
         },
     ),
 )
+
+
+def test_a_sync_gains_no_more_than_it_waits() -> None:
+    """16 ms of the loop's own behind a sync of 2.8: without it the host comes 2.8 ms sooner."""
+    seen = changed(SYNCS, idle_after_sync_ms=1.4, sync_wait_ms=0.6)
+    found = sync_every_step(healthy(shares=shares(host=0.2), trace=seen))
+    assert found is not None
+    assert found.share == pytest.approx(0.06)
+    assert "idles 1.40 ms of 10.0 ms" in found.summary
+    assert "can gain 0.60 ms of it" in found.summary
+    seen = changed(seen, sync_wait_ms=0.1)
+    assert sync_every_step(healthy(shares=shares(host=0.2), trace=seen)) is None
+
+
+def test_kernels_of_a_cuda_graph_are_launched_as_one() -> None:
+    graph = changed(TINY, n_kernels_per_call=250.0)
+    assert launch_bound(healthy(shares=TINY.shares, trace=graph)) is None
+    # 25 launches of ten kernels each, which together are no shorter than a launch.
+    several = changed(TINY, n_kernels_per_call=10.0)
+    assert launch_bound(healthy(shares=TINY.shares, trace=several)) is None
 
 
 test_a_rule_fires_with_its_figures = fires(CASES)

@@ -312,3 +312,11 @@ def test_one_large_copy_to_the_host_counts_for_what_it_takes_with_its_size() -> 
     finding = work_between_steps(seen)
     assert finding is not None and finding.share == pytest.approx(0.33)
     assert "A step copies 48.0 MiB to the host, in 1 copy." in finding.summary
+
+
+def test_work_that_may_be_making_batches_is_not_called_other_work() -> None:
+    facts = facts_of_trace(changed(WORK, unmarked_wait_ms=3.9))
+    found = work_between_steps(facts)
+    assert found is not None
+    assert found.severity is Severity.UNCERTAIN
+    assert "Up to 3.90 ms of it may be making batches or waiting for them" in found.summary

@@ -14,7 +14,6 @@ _PLACES = {
     "fetch_kind": ("fetching", "kind"),
     "n_fetches_per_step": ("fetching", "n_per_step"),
     "raw_wait_ms": ("fetching", "raw_wait_ms"),
-    "exposed_wait_ms": ("fetching", "exposed_wait_ms"),
     "waits_ms": ("fetching", "waits_ms"),
     "n_iterators_created": ("fetching", "n_iterators_created"),
     "n_exhausted": ("fetching", "n_exhausted"),

@@ -249,9 +249,7 @@ def _fetch_facts(attributed: Attributed) -> FetchFacts:
     started_within = window.contains(fetches.startup_at_ns)
     waits_ms = _waits_ms(got, delivered)
     first = np.searchsorted(delivered, fetches.startup_at_ns[started_within])
-    exposed, unmarked = None, None
-    if partition.input is not None and fetches.recorded:
-        exposed = clock.ms_per_step(partition.input.total_ns)
+    unmarked = None
     # Of threads that make batches without a mark for each, calls tell when one was still at it.
     if clock.n_steps and (partition.input is None or (fetches.kind is None and not fetches.exact)):
         copied_ns = attributed.copies.batches_called_ns(attributed.rows)
@@ -262,7 +260,6 @@ def _fetch_facts(attributed: Attributed) -> FetchFacts:
         kind=fetches.kind,
         n_per_step=delivered.size / clock.per_step if fetches.recorded else None,
         raw_wait_ms=clock.ms_per_step(got.total_ns) if fetches.recorded else None,
-        exposed_wait_ms=exposed,
         waits_ms=waits_ms,
         n_iterators_created=int(window.contains(fetches.created_ns).sum()),
         n_exhausted=int(window.contains(fetches.exhausted_ns).sum()),

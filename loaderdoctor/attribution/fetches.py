@@ -31,7 +31,7 @@ from typing import Literal
 
 import numpy as np
 
-from loaderdoctor.attribution.trace_rows import Index, Mask, Rows, named_events
+from loaderdoctor.attribution.trace_rows import Index, Mask, Rows, flags_of, named_events
 from loaderdoctor.intervals import EMPTY, Intervals
 from loaderdoctor.trace.columns import I64, Category
 
@@ -267,7 +267,7 @@ def _created_exactly(rows: Rows, exact: Mask) -> I64:
     own = exact & rows.flags.own_create[spans.name]
     if own.any():
         return spans.start_ns[own]
-    building = np.fromiter(("_get_iterator" in n for n in rows.names), np.bool_, len(rows.names))
+    building = flags_of(rows.names, lambda name: "_get_iterator" in name)
     return spans.start_ns[exact & building[spans.name]]
 
 

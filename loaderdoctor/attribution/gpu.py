@@ -11,14 +11,13 @@ What held a GPU's clock down comes from NVML's counters of plain windows.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import median
 
 import numpy as np
-from numpy.typing import NDArray
 
 from loaderdoctor.attribution.clock import StepClock
-from loaderdoctor.attribution.trace_rows import Index, Rows
+from loaderdoctor.attribution.trace_rows import Flags, Index, Mask, Rows, flags_of
 from loaderdoctor.facts.loop import GpuLimitFacts, Limit
 from loaderdoctor.facts.trace import ComputeFacts, GpuDeviceFacts
 from loaderdoctor.instrument.wire.measured import GpuLimitRecord
@@ -51,9 +50,8 @@ _TENSOR_CORE = re.compile(
 def tensor_core_share(trace: Trace) -> float | None:
     """Share of the time in kernels, 0…1, over the whole trace; None where it holds no kernel."""
     kernels = trace.spans.of(Category.KERNEL)
-    return _time_share(
-        kernels.end_ns - kernels.start_ns, _uses_tensor_cores(trace.names)[kernels.name]
-    )
+    named = flags_of(trace.names, _TENSOR_CORE.search)
+    return _time_share(kernels.end_ns - kernels.start_ns, named[kernels.name])
 
 
 def gpu_facts(trace: Trace, rows: Rows, clock: StepClock) -> tuple[GpuDeviceFacts, ...]:
@@ -63,11 +61,9 @@ def gpu_facts(trace: Trace, rows: Rows, clock: StepClock) -> tuple[GpuDeviceFact
         return ()
     spans, shapes = rows.spans, trace.kernel_shapes
     window = all_steps(rows, clock)
-    named = _uses_tensor_cores(trace.names)
-    by_plugin = np.fromiter(
-        (any(part in name for part in PLUGIN_TENSOR_CORE_NAMES) for name in trace.names),
-        np.bool_,
-        len(trace.names),
+    named = flags_of(trace.names, _TENSOR_CORE.search)
+    by_plugin = flags_of(
+        trace.names, lambda name: any(part in name for part in PLUGIN_TENSOR_CORE_NAMES)
     )
     known = {device.index: device for device in trace.devices}
     peaks = {peak.device: peak for peak in trace.memory_peaks}
@@ -185,11 +181,7 @@ def _launched_within(rows: Rows, starts: I64, ends: I64) -> tuple[Index, Index]:
     return device[inside], step[inside]
 
 
-def _uses_tensor_cores(names: tuple[str, ...]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    return np.fromiter((bool(_TENSOR_CORE.search(name)) for name in names), np.bool_, len(names))
-
-
-def _time_share(length_ns: I64, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> float | None:
+def _time_share(length_ns: I64, chosen: Mask) -> float | None:
     total_ns = int(length_ns.sum())
     return int(length_ns[chosen].sum()) / total_ns if total_ns > 0 else None
 
@@ -213,32 +205,27 @@ _DATA_PARALLEL = "DataParallel.forward"
 def compute_facts(trace: Trace, rows: Rows, clock: StepClock) -> ComputeFacts:
     """Means over the steps that the clock keeps; without steps, totals of the window."""
     spans = rows.spans
-
-    def names(says: Callable[[str], object]) -> NDArray[np.bool_]:
-        return np.fromiter((bool(says(n)) for n in rows.names), np.bool_, len(rows.names))
-
-    convolution = names(_CONVOLUTION.search)
-    gemm = names(_FLOAT32_GEMM.search) & ~convolution
+    convolution = flags_of(rows.names, _CONVOLUTION.search)
+    gemm = flags_of(rows.names, _FLOAT32_GEMM.search) & ~convolution
     kernels = rows.of_category[Category.KERNEL]
     kernels = kernels[clock.window.contains(spans.start_ns[kernels])]
-    fills = _within(rows, clock, names(_ZERO_FILL.__contains__), Category.CPU_OP)
-    clearing = rows.intervals(rows.named(names(lambda n: n.startswith(_ZERO_GRAD)), *_ANNOTATIONS))
+    fills = _within(rows, clock, flags_of(rows.names, _ZERO_FILL.__contains__), Category.CPU_OP)
+    zero_grad = flags_of(rows.names, lambda name: name.startswith(_ZERO_GRAD))
+    clearing = rows.intervals(rows.named(zero_grad, *_ANNOTATIONS))
     in_zero_grad = fills[clearing.contains(spans.start_ns[fills])]
-    replicating = _within(rows, clock, names(_DATA_PARALLEL.__eq__), *_ANNOTATIONS)
+    replicated = flags_of(rows.names, _DATA_PARALLEL.__eq__)
+    replicating = _within(rows, clock, replicated, *_ANNOTATIONS)
     majors = [d.compute_major for d in trace.devices if d.compute_major is not None]
 
-    def ms(total_ns: int) -> float:
-        return clock.ms_per_step(total_ns)
-
-    def kernel_ms(flag: NDArray[np.bool_]) -> float:
+    def kernel_ms(flag: Flags) -> float:
         chosen = kernels[flag[spans.name[kernels]]]
-        return ms(int((spans.end_ns[chosen] - spans.start_ns[chosen]).sum()))
+        return clock.ms_per_step(int((spans.end_ns[chosen] - spans.start_ns[chosen]).sum()))
 
     return ComputeFacts(
         float32_gemm_ms=kernel_ms(gemm),
         convolution_ms=kernel_ms(convolution),
-        zero_fill_ms=ms(_cost_ns(trace, rows, fills)),
-        zero_grad_fill_ms=ms(_cost_ns(trace, rows, in_zero_grad)),
+        zero_fill_ms=clock.ms_per_step(_cost_ns(trace, rows, fills)),
+        zero_grad_fill_ms=clock.ms_per_step(_cost_ns(trace, rows, in_zero_grad)),
         n_data_parallel_forwards=replicating.size / clock.per_step,
         n_computing_devices=int(np.unique(spans.device[kernels]).size),
         compute_major=min(majors, default=None),
@@ -248,7 +235,7 @@ def compute_facts(trace: Trace, rows: Rows, clock: StepClock) -> ComputeFacts:
 _ANNOTATIONS = (Category.USER_ANNOTATION, Category.CPU_OP)
 
 
-def _within(rows: Rows, clock: StepClock, flag: NDArray[np.bool_], *categories: Category) -> Index:
+def _within(rows: Rows, clock: StepClock, flag: Flags, *categories: Category) -> Index:
     """Rows of the training thread under such a name, begun in the measured steps."""
     found = np.flatnonzero(rows.named(flag, *categories) & rows.on_training_thread())
     return found[clock.host_window.contains(rows.spans.start_ns[found])]

@@ -22,6 +22,7 @@ from loaderdoctor.attribution.trace_rows import (
     OPTIMIZER_PREFIX,
     Index,
     Rows,
+    flags_of,
     named_events,
 )
 from loaderdoctor.attribution.user_code import (
@@ -214,8 +215,8 @@ def freeing(
 def _user_frame_rows(rows: Rows) -> Index:
     if rows.of_category[Category.PYTHON].size == 0:
         return rows.of_category[Category.PYTHON]
-    user = np.fromiter((is_user_frame(n) for n in rows.names), np.bool_, len(rows.names))
-    return np.flatnonzero(rows.named(user, Category.PYTHON) & rows.on_training_thread())
+    user = rows.named(flags_of(rows.names, is_user_frame), Category.PYTHON)
+    return np.flatnonzero(user & rows.on_training_thread())
 
 
 def _self_time(start_ns: I64, end_ns: I64, within: Intervals) -> I64:

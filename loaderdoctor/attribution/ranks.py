@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from loaderdoctor.attribution import Attributed, facts_of
-from loaderdoctor.attribution.trace_rows import Rows
+from loaderdoctor.attribution.trace_rows import Rows, flags_of
 from loaderdoctor.facts import RankFacts
 from loaderdoctor.facts.step import Shares
 from loaderdoctor.facts.trace import TraceFacts
@@ -93,9 +93,7 @@ def _collectives(rows: Rows, at_ns: int) -> Collectives:
         chosen = np.flatnonzero(
             rows.named(flags.communication, Category.CPU_OP, Category.USER_ANNOTATION)
         )
-        work = np.fromiter(
-            (n.startswith(_HOST_WORK) for n in rows.names), np.bool_, len(rows.names)
-        )
+        work = flags_of(rows.names, lambda name: name.startswith(_HOST_WORK))
         if work[spans.name[chosen]].any():
             chosen = chosen[work[spans.name[chosen]]]
     used, name = np.unique(spans.name[chosen], return_inverse=True)

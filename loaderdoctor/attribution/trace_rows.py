@@ -355,11 +355,16 @@ class NameFlags:
     batch_call: Flags
 
 
+def flags_of(names: tuple[str, ...], says: Callable[[str], object]) -> Flags:
+    """Of each name what is said of it."""
+    return np.fromiter((bool(says(name)) for name in names), np.bool_, len(names))
+
+
 def name_flags(trace: Trace) -> NameFlags:
     """Read every distinct name of the trace once."""
 
     def table(says: Callable[[str], object]) -> Flags:
-        return np.fromiter((bool(says(n)) for n in trace.names), np.bool_, len(trace.names))
+        return flags_of(trace.names, says)
 
     def starts(prefix: str) -> Flags:
         return table(lambda n: n.startswith(prefix))

@@ -95,7 +95,6 @@ class FetchFacts:
     kind: Literal["single-process", "multi-process", "mixed", None]
     n_per_step: float | None
     raw_wait_ms: float | None  # per step, all time in getting a batch, hidden or not
-    exposed_wait_ms: float | None
     waits_ms: tuple[float, ...]  # one per fetch, in order
     n_iterators_created: int  # within the trace, inferred
     n_exhausted: int  # fetches that ended an epoch

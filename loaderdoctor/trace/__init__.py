@@ -178,7 +178,6 @@ def _read(
         n_ranks=_count(group.get("world_size")),
         n_dropped_events=rows.n_dropped,
         host_name=printable(host, MAX_LABEL_CHARS) if isinstance(host, str) else None,
-        n_unpaired_events=rows.n_unpaired,
         n_memory_events=rows.n_memory_events,
         n_later_events=rows.n_later,
         kernel_shapes=kernel_shapes,

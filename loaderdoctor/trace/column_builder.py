@@ -78,7 +78,6 @@ class ColumnBuilder:
         self.is_strict = True  # no batch needed the lenient decoder
         self.n_dropped = 0  # malformed: no kind, no usable time, negative duration
         self.n_memory_events = 0
-        self.n_unpaired = 0  # begin and end events (ph B, E): torch.profiler writes none
         self.n_later = 0  # rows that begin at or after `until_ns`, left out
         self.until_ns: int | None = None  # by the file's clock; None: everything is kept
         self._names = Names()
@@ -185,7 +184,6 @@ class ColumnBuilder:
         self.is_strict &= later.is_strict
         self.n_dropped += later.n_dropped
         self.n_memory_events += later.n_memory_events
-        self.n_unpaired += later.n_unpaired
         self._named_bytes += later._named_bytes
         self._process_names.update(later._process_names)
         self._thread_names.update(later._thread_names)
@@ -299,8 +297,6 @@ class ColumnBuilder:
                 self._thread_names[str(event.pid), str(event.tid)] = name
         elif isinstance(event, Malformed):
             self.n_dropped += 1
-        else:
-            self.n_unpaired += 1
 
     def _category(self, category: NDArray[np.int8], name: NDArray[np.int32]) -> NDArray[np.int8]:
         annotations = np.array([n.startswith(_ANNOTATIONS) for n in self._names], dtype=np.bool_)

@@ -165,7 +165,6 @@ class Trace:
     host_name: str | None = None  # the machine it was recorded on, where the file says
     # Spans that begin after the part that was kept, for want of memory; 0: the trace is whole.
     n_later_events: int = 0
-    n_unpaired_events: int = 0  # begin and end events (ph B, E), not read: torch.profiler has none
     n_memory_events: int = 0  # with `profile_memory`, of any device
     kernel_shapes: KernelShapes | None = None  # None: no kernel says
     memory_peaks: tuple[MemoryPeak, ...] = ()  # of accelerators; empty: no memory events
@@ -183,9 +182,6 @@ class ClockMap:
     """trace ns = monotonic ns + `offset_ns`. Strictly monotone."""
 
     offset_ns: int
-    error_ns: int  # farthest mark from the median: no instant is mapped worse than its mark was
-    spread_ns: int  # between the 5th and the 95th percentile of the marks' offsets
-    n_marks: int
 
     @overload
     def to_trace(self, monotonic_ns: int) -> int: ...
@@ -221,12 +217,5 @@ def calibrate(trace: Trace, marks: Sequence[tuple[str, int]]) -> ClockMap:
             "workers recorded can't be placed in it. Record the window again."
         )
     every = np.sort(np.concatenate(offsets))
-    offset = int(every[every.size // 2])  # in integers: a float holds no 10^18 to the nanosecond
-    apart = every - offset
-    low, high = np.percentile(apart, (5, 95))
-    return ClockMap(
-        offset_ns=offset,
-        error_ns=int(np.abs(apart).max()),
-        spread_ns=int(high - low),
-        n_marks=int(every.size),
-    )
+    # In integers: a float holds no 10^18 to the nanosecond.
+    return ClockMap(offset_ns=int(every[every.size // 2]))

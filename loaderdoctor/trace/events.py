@@ -150,35 +150,25 @@ class Instant(msgspec.Struct, frozen=True, gc=False, tag_field="ph", tag="i"):
     args: Memory = Memory()
 
 
-class Begin(msgspec.Struct, frozen=True, gc=False, tag_field="ph", tag="B"):
-    """The begin of a span whose end is an event of its own; torch.profiler writes none."""
-
-
-class End(msgspec.Struct, frozen=True, gc=False, tag_field="ph", tag="E"):
-    """The end of such a span."""
-
-
 class Unused(msgspec.Struct, frozen=True, gc=False):
-    """Flows, counters, samples, objects, asynchronous events, ..."""
+    """Flows, counters, objects, spans whose begin and end are events (torch writes none), ..."""
 
 
 class Malformed(msgspec.Struct, frozen=True, gc=False):
     """Not an event, or of no known kind: what only the lenient decoder gives."""
 
 
-Event = Complete | Metadata | Instant | Begin | End | Unused | Malformed
+Event = Complete | Metadata | Instant | Unused | Malformed
 
 KINDS: dict[str, type[msgspec.Struct]] = {
     "X": Complete,
     "M": Metadata,
     "i": Instant,
-    "B": Begin,
-    "E": End,
     **{
         ph: msgspec.defstruct(
             "Unused", [], bases=(Unused,), tag_field="ph", tag=ph, frozen=True, gc=False
         )
-        for ph in "stfICPNODbneSTpFRc()Vva"
+        for ph in "BEstfICPNODbneSTpFRc()Vva"
     },
 }
 

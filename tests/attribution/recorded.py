@@ -43,6 +43,6 @@ def as_one_step(log: WorkerLog, start_ns: int, end_ns: int) -> StepTimeline:
     length_us = (end_ns - start_ns) / 1000
     built.step(0, 0, length_us)
     built.op(0, length_us)
-    clock = ClockMap(offset_ns=-start_ns, error_ns=0, spread_ns=0, n_marks=1)
+    clock = ClockMap(offset_ns=-start_ns)
     (step,) = step_timelines(attribute(built.trace()), log, clock)
     return step

@@ -35,7 +35,7 @@ def trace(*, accelerator: bool, shares: Shares, busy_ms: float = 0.0) -> TraceFa
     return builders.trace(
         n_steps=10, wall_ms=20.0, step_walls_ms=(20.0,) * 10, shares=shares,
         hidden=Hidden(input_ms=0.0, copy_ms=0.0), has_accelerator=accelerator, raw_wait_ms=1.0,
-        exposed_wait_ms=1.0, waits_ms=(1.0,) * 10, copies=(), n_kernels_per_step=1.0,
+        waits_ms=(1.0,) * 10, copies=(), n_kernels_per_step=1.0,
         kernel_busy_ms=busy_ms, host_exposed_ms=1.0, communication_ms=None,
     )  # fmt: skip
 

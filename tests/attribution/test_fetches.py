@@ -308,7 +308,6 @@ def test_a_loader_without_any_mark_is_not_recorded_rather_than_free() -> None:
     assert not facts.fetching.recorded
     assert facts.shares.input is None
     assert facts.fetching.raw_wait_ms is None
-    assert facts.fetching.exposed_wait_ms is None
     assert facts.fetching.n_per_step is None
     # It may have been waiting: from the optimizer's end to the first copy.
     assert facts.fetching.unmarked_wait_ms == pytest.approx(0.85)

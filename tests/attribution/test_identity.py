@@ -269,7 +269,7 @@ def test_a_saturated_device_leaves_nothing_for_others() -> None:
     facts = trace_facts(b.trace())
     assert facts.shares.compute == 1.0
     assert facts.hidden.input_ms == pytest.approx(0.9)
-    assert facts.fetching.exposed_wait_ms == 0.0
+    assert facts.shares.input == 0.0
     assert facts.fetching.raw_wait_ms == pytest.approx(0.9)
 
 
@@ -329,7 +329,6 @@ def test_any_rows_at_all_give_shares_that_sum_to_one(rows: list[Row], seed: int)
     assert len(facts.step_walls_ms) == facts.n_steps
     for value in (
         facts.fetching.raw_wait_ms,
-        facts.fetching.exposed_wait_ms,
         facts.hidden.input_ms,
         facts.hidden.copy_ms,
         facts.syncs.idle_after_ms,

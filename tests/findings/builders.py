@@ -84,7 +84,6 @@ def trace(**changes: Any) -> TraceFacts:
             kind="multi-process",
             n_per_step=1.0,
             raw_wait_ms=5.0,
-            exposed_wait_ms=0.0,
             waits_ms=(5.0,) * 20,
             n_iterators_created=0,
             n_exhausted=0,

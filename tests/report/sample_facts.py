@@ -93,7 +93,6 @@ def trace_facts(parts: Shares, **changes: Any) -> TraceFacts:
             kind="single-process",
             n_per_step=1.0,
             raw_wait_ms=11.2,
-            exposed_wait_ms=11.1,
             waits_ms=(),
             n_iterators_created=0,
             n_exhausted=0,

@@ -49,31 +49,27 @@ def trace_of(spans: list[tuple[str, int]]) -> Trace:
     offset=st.integers(-(10**18), 10**18),
     lags=st.lists(st.integers(0, 2000), min_size=5, max_size=30),
 )
-def test_the_offset_is_found_within_its_stated_error(offset: int, lags: list[int]) -> None:
+def test_the_offset_is_found_among_those_of_the_marks(offset: int, lags: list[int]) -> None:
     """A mark is noted just before its span opens, so spans lag behind by a little."""
     marks = [(f"ProfilerStep#{i}", i * 1_000_000) for i in range(len(lags))]
     spans = [(name, at + offset + lag) for (name, at), lag in zip(marks, lags, strict=True)]
     clock = calibrate(trace_of(spans), marks)
-    assert clock.n_marks == len(lags)
     assert offset + min(lags) <= clock.offset_ns <= offset + max(lags)
-    for (_, at), (_, start) in zip(marks, spans, strict=True):
-        assert abs(clock.to_trace(at) - start) <= clock.error_ns
 
 
-def test_one_late_mark_moves_nothing_but_the_error() -> None:
+def test_one_late_mark_moves_nothing() -> None:
     marks = [(f"ProfilerStep#{i}", i * 1000) for i in range(9)]
     spans = [(name, at + 500) for name, at in marks]
     spans[4] = (spans[4][0], spans[4][1] + 40_000)
     clock = calibrate(trace_of(spans), marks)
     assert clock.offset_ns == 500
-    assert clock.error_ns == 40_000
 
 
 def test_spans_of_one_name_are_paired_in_order_or_not_at_all() -> None:
     spans = [("step", 1500), ("step", 2500), ("other", 3500), ("twice", 1), ("twice", 2)]
     marks = [("step", 2000), ("step", 1000), ("other", 3000), ("twice", 7)]
     clock = calibrate(trace_of(spans), marks)
-    assert (clock.offset_ns, clock.error_ns, clock.n_marks) == (500, 0, 3)
+    assert clock.offset_ns == 500
 
 
 def test_marks_that_the_trace_lacks_are_an_error() -> None:

@@ -102,7 +102,7 @@ def test_names_threads_and_metadata_of_all_parts_are_joined(
     trace = read_trace(path)
     assert_equal(trace, in_one(path))
     assert merged == [3]
-    assert (trace.rank, trace.n_dropped_events, trace.n_unpaired_events) == (3, 2, 2)
+    assert (trace.rank, trace.n_dropped_events) == (3, 2)
     assert "late" in {thread.name for thread in trace.threads}
 
 

@@ -19,6 +19,7 @@ from loaderdoctor.findings.exposure import (
     trace_alone,
 )
 from loaderdoctor.findings.loop_words import (
+    TOLD,
     advice_of,
     before_forward,
     between_words,
@@ -330,6 +331,14 @@ def _by_trace(facts: Facts) -> Finding | None:
             f"Up to {fmt.ms(freeing_share * step_ms)} of it may be freeing batches that nobody "
             f"pinned, which pinning spares: no event tells. If it is work, do it {remedy}"
         )
+    # Copies to the host that nothing else overlaps are the host's too, and no Python.
+    to_host_ms = trace.syncs.to_host_ms or 0.0
+    copied = ""
+    if to_host_ms >= MODERATE_SHARE * trace.wall_ms:
+        copied = (
+            f" {fmt.ms(to_host_ms / trace.wall_ms * step_ms)} of it copy "
+            f"{fmt.n_bytes(trace.syncs.to_host_bytes)} to the host. {TOLD['to-host'].advice}"
+        )
     return Finding(
         kind=Kind.WORK_BETWEEN_STEPS,
         severity=severity(hotspot_share, surely),
@@ -337,7 +346,7 @@ def _by_trace(facts: Facts) -> Finding | None:
         summary=(
             f"{fmt.ms(hotspot_share * step_ms)} of {fmt.ms(step_ms)} a step go into work {where}, "
             f"most of it in {hotspot.name}, while nothing else runs. {advised} or on the "
-            "device."
+            f"device.{copied}"
         ),
         evidence={
             "work_ms_per_step": hotspot_share * step_ms,

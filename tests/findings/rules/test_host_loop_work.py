@@ -320,3 +320,15 @@ def test_work_that_may_be_making_batches_is_not_called_other_work() -> None:
     assert found is not None
     assert found.severity is Severity.UNCERTAIN
     assert "Up to 3.90 ms of it may be making batches or waiting for them" in found.summary
+
+
+def test_copies_to_the_host_are_told_from_python() -> None:
+    copying = changed(WORK, to_host_ms=3.0, to_host_bytes=2.0**26)
+    found = work_between_steps(healthy(shares=shares(host=0.5), trace=copying))
+    assert found is not None
+    assert "3.00 ms of it copy 64.0 MiB to the host." in found.summary
+    little = work_between_steps(
+        healthy(shares=shares(host=0.5), trace=changed(WORK, to_host_ms=0.1))
+    )
+    assert little is not None
+    assert "to the host" not in little.summary

@@ -121,8 +121,7 @@ def _host_steps(rows: Rows) -> tuple[Clock, I64, I64]:
     """
     spans, flags = rows.spans, rows.flags
     marks = rows.outermost(
-        rows.named(flags.step, Category.USER_ANNOTATION, Category.CPU_OP)
-        & rows.on_training_thread()
+        rows.named(flags.step, Category.USER_ANNOTATION) & rows.on_training_thread()
     )
     first_fetches = turns(rows)
     # A single mark around many turns of the loop marks no steps: `step()` was never called.
@@ -132,11 +131,8 @@ def _host_steps(rows: Rows) -> tuple[Clock, I64, I64]:
     if first_fetches.size > 1:
         last = int(spans.end_ns[rows.on_training_thread()].max())
         return "fetches", *_that_train(rows, first_fetches, np.append(first_fetches[1:], last))
-    steps = np.flatnonzero(
-        rows.named(flags.optimizer_step, Category.USER_ANNOTATION, Category.CPU_OP)
-    )
     # A wrapped optimizer's span lies within the wrapper's.
-    steps = rows.outermost(steps)
+    steps = rows.outermost(rows.named(flags.optimizer_step, Category.USER_ANNOTATION))
     if steps.size > 1:
         ends = spans.end_ns[steps]
         begin = int(spans.start_ns[rows.on_training_thread()].min())

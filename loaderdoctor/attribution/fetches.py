@@ -57,7 +57,7 @@ def fetches_of(rows: Rows) -> Fetches:
     """Everything the trace says, or lets us infer, about getting batches."""
     spans, flags = rows.spans, rows.flags
     on_thread = rows.on_training_thread()
-    all_fetches = np.flatnonzero(rows.named(flags.fetch, Category.USER_ANNOTATION, Category.CPU_OP))
+    all_fetches = np.flatnonzero(rows.fetches)
     own = _own_fetches(rows)
     starts, ends = spans.start_ns[own], spans.end_ns[own]
     named = on_thread & (
@@ -127,8 +127,7 @@ def turns(rows: Rows) -> I64:
 
 def _own_fetches(rows: Rows) -> Index:
     """The training thread's fetches; of nested ones (a loader inside a loader) the outer."""
-    mask = rows.named(rows.flags.fetch, Category.USER_ANNOTATION, Category.CPU_OP)
-    return rows.outermost(mask & rows.on_training_thread())
+    return rows.outermost(rows.fetches & rows.on_training_thread())
 
 
 def _worked_between(rows: Rows, fetches: Index) -> Mask:
@@ -316,9 +315,8 @@ def waits_for_producers(rows: Rows) -> Intervals:
         return EMPTY
 
     spans = rows.spans
-    fetches = rows.named(rows.flags.fetch, Category.USER_ANNOTATION, Category.CPU_OP)
     # Where only the training thread's own spans were recorded, calls are what is left.
-    if fetches.any() and batches_made(rows).size:
+    if rows.fetches.any() and batches_made(rows).size:
         started, finished, following = _productions(rows)
         # The first batch finished after the silence began, if its making had begun before.
         at = np.searchsorted(finished, silent_from, side="right")
@@ -348,13 +346,12 @@ def _productions(rows: Rows) -> tuple[I64, I64, I64]:
     After a thread's last fetch nothing is known: that counts as going on at once.
     """
     spans = rows.spans
-    fetches = rows.named(rows.flags.fetch, Category.USER_ANNOTATION, Category.CPU_OP)
     started: list[I64] = []
     finished: list[I64] = []
     following: list[I64] = []
     for thread in rows.producer_threads:
         mine = spans.thread == thread
-        begins = spans.start_ns[mine & fetches]
+        begins = spans.start_ns[mine & rows.fetches]
         if begins.size == 0:
             continue
         starts, reach = spans.start_ns[mine], np.maximum.accumulate(spans.end_ns[mine])

@@ -147,7 +147,7 @@ def all_steps(rows: Rows, clock: StepClock) -> Intervals:
     Without such spans, the steps we found by other marks.
     """
     spans = rows.spans
-    marks = np.flatnonzero(rows.named(rows.flags.step, Category.USER_ANNOTATION, Category.CPU_OP))
+    marks = np.flatnonzero(rows.named(rows.flags.step, Category.USER_ANNOTATION))
     if marks.size == 0:
         steps = clock.window
         return Intervals.span(int(steps.starts[0]), int(steps.ends[-1])) if len(steps) else steps

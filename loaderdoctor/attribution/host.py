@@ -257,14 +257,7 @@ def _operations(rows: Rows, host: Intervals) -> Iterator[tuple[str, int, int | N
     """
     spans, flags = rows.spans, rows.flags
     training = rows.on_training_thread()
-    ops = rows.outermost(
-        training
-        & (
-            (spans.category == Category.CPU_OP)
-            | (spans.category == Category.RUNTIME)
-            | rows.named(flags.optimizer, Category.USER_ANNOTATION)
-        )
-    )
+    ops = rows.outermost(training & rows.events)
     covered = host.covered_before(spans.end_ns[ops]) - host.covered_before(spans.start_ns[ops])
     yield from _uncounted(_by_name(rows, ops, covered))
     left = host.subtract(rows.intervals(ops))
@@ -285,7 +278,7 @@ def _operations(rows: Rows, host: Intervals) -> Iterator[tuple[str, int, int | N
         yield from _uncounted(_by_name(rows, notes, own))
         left = left.subtract(noted)
 
-    either = training & rows.named(flags.fetch, Category.USER_ANNOTATION)
+    either = training & rows.fetches
     either[ops] = True
     yield from _silences(rows, rows.outermost(either), left)
 

@@ -51,23 +51,9 @@ class Partition:
     def shares(self) -> Shares:
         """As parts of the window; an empty window is all `other`."""
         total = self.window.total_ns
-        if total == 0:
-            return Shares(
-                compute=0.0,
-                communication=0.0,
-                copy=None if self.copy is None else 0.0,
-                input=None if self.input is None else 0.0,
-                host=0.0,
-                other=1.0,
-            )
-        return Shares(
-            compute=self.compute.total_ns / total,
-            communication=self.communication.total_ns / total,
-            copy=None if self.copy is None else self.copy.total_ns / total,
-            input=None if self.input is None else self.input.total_ns / total,
-            host=self.host.total_ns / total,
-            other=self.other.total_ns / total,
-        )
+        parts: dict[str, float | None] = dict.fromkeys(("copy", "input"))
+        parts |= {k: part.total_ns / total if total else 0.0 for k, part in self.parts().items()}
+        return Shares(**(parts if total else {**parts, "other": 1.0}))
 
 
 def with_accelerator(
@@ -138,14 +124,14 @@ def computing(rows: Rows) -> Intervals:
     The union of all of a thread's ops is that of its top-level ones. What the training thread
     does while it fetches is `input` before it is compute.
     """
-    spans, flags = rows.spans, rows.flags
-    ops = (spans.category == Category.CPU_OP) & ~flags.fetch[spans.name]
-    ops |= rows.named(flags.optimizer, Category.USER_ANNOTATION)
-    fetches = rows.named(flags.fetch, Category.CPU_OP, Category.USER_ANNOTATION)
+    spans = rows.spans
+    ops = (spans.category == Category.CPU_OP) | rows.optimizing
     found = rows.intervals(ops & ~rows.by_producers())
     for thread in rows.producer_threads:
         mine = spans.thread == thread
-        found = found.union(rows.intervals(ops & mine).subtract(rows.intervals(fetches & mine)))
+        found = found.union(
+            rows.intervals(ops & mine).subtract(rows.intervals(rows.fetches & mine))
+        )
     return found
 
 
@@ -158,17 +144,14 @@ def may_wait(rows: Rows, clock: StepClock, copied_ns: I64) -> Intervals:
     """
     spans = rows.spans
     mine = rows.on_training_thread()
-    optimizing = mine & rows.named(rows.flags.optimizer, Category.USER_ANNOTATION)
     at = clock.host_start_ns
     if clock.kind == "optimizer":  # `zero_grad` often comes next, and the batch after it
-        at = np.concatenate((at, spans.end_ns[rows.outermost(optimizing)]))
+        at = np.concatenate((at, spans.end_ns[rows.outermost(mine & rows.optimizing)]))
     silent = silence_at(rows, at)
 
-    events = rows.outermost(
-        mine & (np.isin(spans.category, (Category.CPU_OP, Category.RUNTIME)) | optimizing)
-    )
+    events = rows.outermost(mine & rows.events)
     start, end = spans.start_ns[events], spans.end_ns[events]
-    launching = rows.named(rows.flags.sync, Category.RUNTIME) | optimizing
+    launching = rows.named(rows.flags.sync, Category.RUNTIME) | rows.optimizing
     launching[rows.launched_by[rows.launched_by != ABSENT]] = True
     launched = np.sort(spans.start_ns[launching & mine])
 

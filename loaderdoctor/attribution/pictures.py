@@ -16,7 +16,7 @@ from loaderdoctor.instrument.wire.protocol import Observed, WindowDone
 from loaderdoctor.instrument.wire.records import LoaderRecord
 from loaderdoctor.instrument.wire.worker_log import WorkerLog
 from loaderdoctor.intervals import Intervals
-from loaderdoctor.trace.columns import ABSENT, Category
+from loaderdoctor.trace.columns import ABSENT
 from loaderdoctor.units import NS_PER_MS, NS_PER_US
 
 # As many bars as a chart can show apart; a longer window is shown from its beginning.
@@ -138,8 +138,7 @@ WITHIN_NS = 2
 def tracks(attributed: Attributed) -> Tracks:
     """The tracks of one trace; empty ones where nothing of the kind was recorded."""
     rows, partition = attributed.rows, attributed.partition
-    spans = rows.named(rows.flags.fetch, Category.USER_ANNOTATION, Category.CPU_OP)
-    outside = attributed.fetches.getting.subtract(rows.intervals(spans))
+    outside = attributed.fetches.getting.subtract(rows.intervals(rows.fetches))
     outside = Intervals.of(
         outside.starts[outside.lengths_ns >= MIN_WAIT_NS],
         outside.ends[outside.lengths_ns >= MIN_WAIT_NS],
@@ -165,9 +164,7 @@ def _batch_copies(attributed: Attributed) -> Iterator[BatchCopy]:
     """
     rows, copies = attributed.rows, attributed.copies
     spans = rows.spans
-    nexts = rows.named(rows.flags.fetch, Category.USER_ANNOTATION, Category.CPU_OP)
-    nexts &= rows.on_training_thread()
-    fetched = np.flatnonzero(nexts)
+    fetched = np.flatnonzero(rows.fetches & rows.on_training_thread())
     fetched = fetched[np.argsort(spans.end_ns[fetched], kind="stable")]
     own = copies.call != ABSENT
     own[own] = spans.thread[copies.call[own]] == rows.training_thread

@@ -14,7 +14,6 @@ from typing import Literal
 import numpy as np
 
 from loaderdoctor.attribution import Attributed
-from loaderdoctor.attribution.trace_rows import Mask, Rows
 from loaderdoctor.errors import TraceError
 from loaderdoctor.facts.step import Doing, StepTimeline, Strip, TimelineRow
 from loaderdoctor.instrument.wire.protocol import WindowDone
@@ -143,16 +142,9 @@ def _joined(spans: Intervals) -> Intervals:
 
 
 def _shares(attributed: Attributed) -> list[tuple[Doing, Intervals]]:
-    partition = attributed.partition
-    parts: list[tuple[Doing, Intervals | None]] = [
-        ("input", partition.input),
-        ("copy", partition.copy),
-        ("communication", partition.communication),
-        ("compute", partition.compute),
-        ("host", partition.host),
-        ("other", partition.other),
-    ]
-    return [(doing, spans) for doing, spans in parts if spans is not None]
+    parts = attributed.partition.parts()
+    order: tuple[Doing, ...] = ("input", "copy", "communication", "compute", "host", "other")
+    return [(doing, parts[doing]) for doing in order if doing in parts]
 
 
 def _training_thread(attributed: Attributed) -> list[tuple[Doing, Intervals]]:
@@ -161,7 +153,7 @@ def _training_thread(attributed: Attributed) -> list[tuple[Doing, Intervals]]:
     accelerated = attributed.trace.has_accelerator
     own = rows.on_training_thread()
     syncs = rows.intervals(rows.named(rows.flags.sync, Category.RUNTIME) & own)
-    events = rows.intervals(_ops(rows) & own)
+    events = rows.intervals(rows.events & own)
     getting = attributed.fetches.getting
     copying = attributed.copies.on_host.subtract(getting)
     waiting = syncs.subtract(getting).subtract(copying)
@@ -179,22 +171,11 @@ def _other_threads(attributed: Attributed) -> list[tuple[Doing, Intervals]]:
     rows = attributed.rows
     others = ~rows.on_training_thread()
     producers = rows.by_producers()
-    fetching = rows.intervals(producers & _fetches(rows))
-    moving = rows.intervals(producers & _ops(rows)).subtract(fetching)
-    ops = rows.intervals(_ops(rows) & others & ~producers).subtract(fetching).subtract(moving)
+    fetching = rows.intervals(producers & rows.fetches)
+    moving = rows.intervals(producers & rows.events).subtract(fetching)
+    ops = rows.intervals(rows.events & others & ~producers).subtract(fetching).subtract(moving)
     own: Doing = "host" if attributed.trace.has_accelerator else "compute"
     return [("fetch", fetching), ("pin", moving), (own, ops)]
-
-
-def _ops(rows: Rows) -> Mask:
-    spans, flags = rows.spans, rows.flags
-    ops = (spans.category == Category.CPU_OP) | (spans.category == Category.RUNTIME)
-    ops |= rows.named(flags.optimizer, Category.USER_ANNOTATION)
-    return np.asarray(ops & ~flags.fetch[spans.name])
-
-
-def _fetches(rows: Rows) -> Mask:
-    return rows.named(rows.flags.fetch, Category.USER_ANNOTATION, Category.CPU_OP)
 
 
 def _worker_rows(log: WorkerLog, clock: ClockMap, window: _Window) -> Iterator[TimelineRow]:

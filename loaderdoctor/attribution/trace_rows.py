@@ -110,6 +110,24 @@ class Rows:
             return np.zeros(len(self.spans), np.bool_)
         return np.isin(self.spans.thread, np.asarray(self.producer_threads, np.int32))
 
+    # Not to be changed by who asks for them; a trace's reader takes no annotation for an op.
+
+    @cached_property
+    def fetches(self) -> Mask:
+        """Spans of `__next__`."""
+        return self.named(self.flags.fetch, Category.USER_ANNOTATION)
+
+    @cached_property
+    def optimizing(self) -> Mask:
+        """An optimizer's spans."""
+        return self.named(self.flags.optimizer, Category.USER_ANNOTATION)
+
+    @cached_property
+    def events(self) -> Mask:
+        """Ops, runtime calls and an optimizer's spans."""
+        ops = np.isin(self.spans.category, (Category.CPU_OP, Category.RUNTIME))
+        return np.asarray(ops | self.optimizing)
+
     @cached_property
     def step_work(self) -> Mask:
         """Host rows that only a step's own work makes.
@@ -119,10 +137,10 @@ class Rows:
         """
         spans, flags = self.spans, self.flags
         work = self.named(flags.launch, Category.RUNTIME)
-        work |= self.named(flags.optimizer, Category.USER_ANNOTATION)
+        work |= self.optimizing
         ops = self.of_category[Category.CPU_OP]
         thread = spans.thread[ops]
-        not_loader = ~(flags.loader_op | flags.fetch)
+        not_loader = ~flags.loader_op
         for number in np.flatnonzero(np.bincount(thread)).tolist():
             if number not in self.producer_threads:
                 mine = self.outermost(ops[thread == number])
@@ -233,12 +251,8 @@ class Events:
 
 def named_events(rows: Rows) -> Events:
     """Ops, runtime calls, fetches and optimizer spans of the training thread."""
-    spans, flags = rows.spans, rows.flags
-    mask = rows.on_training_thread() & (
-        (spans.category == Category.CPU_OP)
-        | (spans.category == Category.RUNTIME)
-        | rows.named(flags.optimizer | flags.fetch, Category.USER_ANNOTATION)
-    )
+    spans = rows.spans
+    mask = rows.on_training_thread() & (rows.events | rows.fetches)
     return Events(
         starts=spans.start_ns[mask],
         reach=np.maximum.accumulate(spans.end_ns[mask]),
@@ -266,11 +280,8 @@ def _training_thread(spans: Spans, flags: NameFlags, of_category: tuple[Index, .
     """
     annotated = of_category[Category.USER_ANNOTATION]
     ops = of_category[Category.CPU_OP]
-    for rows, flag in (
-        (annotated, flags.step),
-        (np.concatenate((annotated, ops)), flags.optimizer),
-    ):
-        chosen = rows[flag[spans.name[rows]]]
+    for flag in (flags.step, flags.optimizer):
+        chosen = annotated[flag[spans.name[annotated]]]
         if chosen.size:
             return _busiest(spans, chosen)
     fetches = annotated[flags.fetch[spans.name[annotated]]]

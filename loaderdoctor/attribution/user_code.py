@@ -256,21 +256,16 @@ def stack_samples_within(
     spans = rows.spans
     annotations = rows.of_category[Category.USER_ANNOTATION]
     begins: dict[str, int] = {}
-    for mark in {stack_sample.mark for stack_sample in stack_samples}:
+    for mark in {x.mark for x in stack_samples}:
         number = numbers.get(mark)
         if number is not None:
             starts = spans.start_ns[annotations[spans.name[annotations] == number]]
             if starts.size:
                 begins[mark] = int(starts.min())
-    placed = [stack_sample for stack_sample in stack_samples if stack_sample.mark in begins]
-    at_ns = np.array(
-        [begins[stack_sample.mark] + stack_sample.after_ns for stack_sample in placed],
-        dtype=np.int64,
-    )
+    placed = [x for x in stack_samples if x.mark in begins]
+    at_ns = np.array([begins[x.mark] + x.after_ns for x in placed], dtype=np.int64)
     inside = host.contains(at_ns) if at_ns.size else np.empty(0, np.bool_)
-    return [
-        stack_sample for stack_sample, within in zip(placed, inside.tolist(), strict=True) if within
-    ]
+    return [x for x, within in zip(placed, inside.tolist(), strict=True) if within]
 
 
 def hotspots_of(
@@ -294,7 +289,7 @@ def hotspots_of(
         line = None if open_from_start else frame.line
         yield _hotspot(name, total_ns, frame.file, line)
         return
-    by_line = Counter(stack_sample.line for stack_sample in mine)
+    by_line = Counter(x.line for x in mine)
     shown = {n: k for n, k in by_line.most_common() if k >= MIN_LINE_SHARE * len(mine)}
     n_shown = sum(shown.values())
     for line, n in shown.items():
@@ -309,9 +304,7 @@ def hotspots_of_stack_samples(
     within = stack_samples_within(rows, stack_samples, host)
     if len(within) < MIN_STACK_SAMPLES:
         return
-    places = Counter(
-        (stack_sample.file, stack_sample.line, stack_sample.function) for stack_sample in within
-    )
+    places = Counter((x.file, x.line, x.function) for x in within)
     for (file, line, function), n in places.most_common():
         path = file.replace("\\", "/").rpartition("/")[2]
         frame = Frame(file=path, line=line, function=function.rpartition(".")[2])

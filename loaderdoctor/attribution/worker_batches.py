@@ -245,10 +245,10 @@ def line_hotspots(
     """
     places: Counter[_Place] = Counter()
     leaves: defaultdict[_Place, Counter[tuple[str, str]]] = defaultdict(Counter)
-    for stack_sample in stack_samples:
-        place = (stack_sample.phase, stack_sample.file, stack_sample.line, stack_sample.function)
-        places[place] += stack_sample.count
-        leaves[place][stack_sample.leaf_file, stack_sample.leaf_function] += stack_sample.count
+    for x in stack_samples:
+        place = x.phase, x.file, x.line, x.function
+        places[place] += x.count
+        leaves[place][x.leaf_file, x.leaf_function] += x.count
     totals: Counter[str] = Counter()
     for place, count in places.items():
         totals[place[0]] += count

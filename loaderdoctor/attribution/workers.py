@@ -374,12 +374,10 @@ def _lines(
     """Stack samples taken while one of these was made, each once."""
     windows = [(c.start_ns, c.end_ns, frozenset(c.serials.tolist())) for c in chosen]
     stack_samples = (
-        stack_sample
-        for stack_sample in chosen[0].log.lines
+        x
+        for x in chosen[0].log.lines
         if any(
-            stack_sample.until_ns > start_ns
-            and stack_sample.since_ns < end_ns
-            and stack_sample.serial in serials
+            x.until_ns > start_ns and x.since_ns < end_ns and x.serial in serials
             for start_ns, end_ns, serials in windows
         )
     )

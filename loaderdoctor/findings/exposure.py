@@ -23,7 +23,7 @@ from loaderdoctor.facts.step import (
 )
 from loaderdoctor.facts.trace import CopyFacts, silent_behind_copies_ms
 from loaderdoctor.facts.trace import lead_lost_ms as lead_lost_of
-from loaderdoctor.findings import Severity
+from loaderdoctor.findings import EvidenceValue, Severity
 from loaderdoctor.instrument.wire.records import LoaderRecord
 
 # A blocking call holds the thread at least as long as the device copies; a non-blocking one
@@ -64,6 +64,11 @@ class Cost:
     def of_step(self) -> str:
         """As a sentence has it: `10.6 of 13.1 ms a step`."""
         return f"{fmt.number(self.ms)} of {fmt.ms(self.step_ms)} a step"
+
+    @property
+    def as_input(self) -> dict[str, EvidenceValue]:
+        """The figures of a cost of getting batches, as findings give them."""
+        return {"input_ms_per_step": self.ms, "step_ms": self.step_ms}
 
     @property
     def severity(self) -> Severity:

@@ -93,8 +93,7 @@ def workers_share_a_core(facts: Facts) -> Finding | None:
             "num_workers": workers.n_workers,
             "n_cores_shared": len(cores),
             "usable_cpus": usable,
-            "input_ms_per_step": cost.ms,
-            "step_ms": cost.step_ms,
+            **cost.as_input,
         },
         advice="os.sched_setaffinity(0, range(os.cpu_count())) in worker_init_fn, or before the "
         "loader is iterated; unset GOMP_CPU_AFFINITY and KMP_AFFINITY.",
@@ -153,8 +152,7 @@ def gil_contention(facts: Facts) -> Finding | None:
         evidence={
             "cpu_share": share,
             "batch_ms": batch_ms(facts),
-            "input_ms_per_step": cost.ms,
-            "step_ms": cost.step_ms,
+            **cost.as_input,
         },
     )
 
@@ -197,8 +195,7 @@ def pin_thread_bound(facts: Facts) -> Finding | None:
             "pin_ms_per_batch": workers.pin_ms,
             "pin_busy_share": workers.pin_busy_share,
             "rest_of_step_ms": rest,
-            "input_ms_per_step": cost.ms,
-            "step_ms": cost.step_ms,
+            **cost.as_input,
         },
         advice="Send uint8 instead of float32, merge small tensors of a batch into one, or return "
         "batches that need no pinning.",

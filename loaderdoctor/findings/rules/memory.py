@@ -126,8 +126,7 @@ def gc_in_workers(facts: Facts) -> Finding | None:
             "full_collections_per_batch": full,
             "batch_ms": workers.batch_ms,
             "collecting_share_of_batch": of_batch,
-            "input_ms_per_step": cost.ms,
-            "step_ms": cost.step_ms,
+            **cost.as_input,
         },
         advice="gc.freeze() in a worker_init_fn: what the dataset holds is never looked at again. "
         "Or gc.set_threshold(50_000, 20, 50) there too, so that collections are rare.",

@@ -105,8 +105,7 @@ def cpu_saturated_workers(facts: Facts) -> Finding | None:
             "batch_ms": batch_ms(facts),
             "rest_of_step_ms": rest_ms(facts),
             "raw_wait_ms_per_step": wait_ms,
-            "input_ms_per_step": cost.ms,
-            "step_ms": cost.step_ms,
+            **cost.as_input,
         },
         advice=("Start only as many workers as there are CPUs. " if outnumber else "")
         + "Make each sample cheaper (smaller files, fewer or faster transforms), cache "
@@ -157,8 +156,7 @@ def storage_bound_workers(facts: Facts) -> Finding | None:
             "rest_of_step_ms": rest_ms(facts),
             "cpu_cores_used": cpu_cores_used(facts),
             **hot_evidence(facts),
-            "input_ms_per_step": cost.ms,
-            "step_ms": cost.step_ms,
+            **cost.as_input,
         },
         advice="Keep the data on faster storage, pack small files, or cache samples in memory."
         + helps(facts),
@@ -240,8 +238,7 @@ def overhead_bound_loader(facts: Facts) -> Finding | None:
             "collate_ms": workers.collate_ms,
             "num_workers": n,
             "batch_size": loader.batch_size,
-            "input_ms_per_step": cost.ms,
-            "step_ms": cost.step_ms,
+            **cost.as_input,
         },
         advice="Slice whole batches from tensors in memory (or define __getitems__), or keep the "
         "dataset on the device.",
@@ -291,8 +288,7 @@ def _receiving(facts: Facts) -> Finding | None:
             "sample_us": 1000 * sample_ms if tiny and sample_ms is not None else None,
             "worker_idle_share": workers.idle_share,
             "num_workers": n,
-            "input_ms_per_step": cost.ms,
-            "step_ms": cost.step_ms,
+            **cost.as_input,
         },
         advice="Make the batches in the loop (num_workers=0), or let each cost less to hand over: "
         f"{_LIGHTER}",
@@ -362,8 +358,7 @@ def head_of_line_stall(facts: Facts) -> Finding | None:
         ),
         evidence={
             "head_of_line_ms_per_step": workers.head_of_line_ms,
-            "input_ms_per_step": cost.ms,
-            "step_ms": cost.step_ms,
+            **cost.as_input,
             "num_workers": workers.n_workers,
             "median_sample_ms": spread[0] if spread is not None else None,
             "p99_sample_ms": spread[1] if spread is not None else None,

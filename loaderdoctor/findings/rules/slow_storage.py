@@ -316,8 +316,7 @@ def _finding(
             "bytes_per_batch": reads.bytes_per_batch if reads is not None else None,
             "reads_per_batch": reads.calls_per_batch if reads is not None else None,
             "page_cache_share": 1.0 - reads.disk_share if reads is not None else None,
-            "input_ms_per_step": cost.ms,
-            "step_ms": cost.step_ms,
+            **cost.as_input,
         },
         advice=advice + helps(facts),
     )

@@ -148,8 +148,7 @@ def many_small_files(facts: Facts) -> Finding | None:
             "open_share_of_batch": share,
             "cpu_share": workers.cpu_share,
             **line_evidence(hottest),
-            "input_ms_per_step": cost.ms,
-            "step_ms": cost.step_ms,
+            **cost.as_input,
         },
         advice="Pack the samples into a few large files that are read in order (LMDB, webdataset, "
         "TFRecord), or copy them to local storage." + helps(facts),
@@ -247,8 +246,7 @@ def retried_requests(facts: Facts) -> Finding | None:
             "paused_looks": n,
             "looks": of,
             "batch_ms": workers.batch_ms,
-            "input_ms_per_step": cost.ms,
-            "step_ms": cost.step_ms,
+            **cost.as_input,
         },
         advice="Find out what fails: log the status of each answer (logging.getLogger("
         '"urllib3").setLevel(logging.DEBUG), or the client\'s own). Answers 429 and 503 ask for '

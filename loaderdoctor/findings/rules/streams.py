@@ -97,8 +97,7 @@ def uneven_shards(facts: Facts) -> Finding | None:
             "n_shards": n_shards,
             "idle_share_of_workers": lost,
             **evidence,
-            "input_ms_per_step": cost.ms,
-            "step_ms": cost.step_ms,
+            **cost.as_input,
         },
         advice=even_shards(loader.stream, n),
     )

@@ -254,8 +254,7 @@ def _oversubscribed(facts: Facts, cost: Cost, what: str, *, n_threads: int) -> F
             "usable_cpus": machine.usable_cpus if machine is not None else None,
             "cpu_cores_used": cpu_cores_used(facts),
             "worker_cpu_share": facts.workers.cpu_share if facts.workers is not None else None,
-            "input_ms_per_step": cost.ms,
-            "step_ms": cost.step_ms,
+            **cost.as_input,
         },
         advice="Limit library threads: torch.set_num_threads, cv2.setNumThreads(0), "
         "OMP_NUM_THREADS and OPENBLAS_NUM_THREADS.",

@@ -251,7 +251,8 @@ def _fetch_facts(attributed: Attributed) -> FetchFacts:
     first = np.searchsorted(delivered, fetches.startup_at_ns[started_within])
     unmarked = None
     # Of threads that make batches without a mark for each, calls tell when one was still at it.
-    if clock.n_steps and (partition.input is None or (fetches.kind is None and not fetches.exact)):
+    by_calls = fetches.recorded and fetches.kind is None and not fetches.exact
+    if clock.n_steps and (partition.input is None or by_calls):
         copied_ns = attributed.copies.batches_called_ns(attributed.rows)
         unknown = identity.may_wait(attributed.rows, clock, copied_ns)
         unmarked = clock.ms_per_step(unknown.intersect(partition.host).total_ns)

@@ -35,29 +35,30 @@ PHASES = {"fetch": "fetching", "collate": "collating", "sampler": "the sampler"}
 
 def seen_enough(hotspots: Iterable[LineHotspot]) -> bool:
     """Whether these lines of one run surely are a quarter of making a batch, seen often enough."""
-    phases: dict[str, list[LineHotspot]] = {}
-    for hotspot in hotspots:
-        phases.setdefault(hotspot.phase, []).append(hotspot)
-    low = 0.0
-    for of_phase in phases.values():
-        if of_phase[0].of_stack_samples >= MIN_STACK_SAMPLES:
-            n_stack_samples = sum(x.n_stack_samples for x in of_phase)
-            low += (
-                of_phase[0].phase_share
-                * binomial_interval(n_stack_samples, of_phase[0].of_stack_samples)[0]
-            )
-    return low >= MIN_NAMED_SHARE
+    return least_share(hotspots) >= MIN_NAMED_SHARE
+
+
+def least_share(hotspots: Iterable[LineHotspot]) -> float:
+    """Of making a batch, by the lower ends of 95 % intervals; 0 of a phase seen too seldom."""
+    return sum(
+        share * binomial_interval(n, of)[0]
+        for share, n, of in _by_phase(hotspots)
+        if of >= MIN_STACK_SAMPLES
+    )
 
 
 def most_share(hotspots: Iterable[LineHotspot]) -> float:
     """Of making a batch, the most that these lines may take: the upper end of 95 % intervals."""
+    return min(1.0, sum(x * binomial_interval(n, of)[1] for x, n, of in _by_phase(hotspots)))
+
+
+def _by_phase(hotspots: Iterable[LineHotspot]) -> Iterable[tuple[float, int, int]]:
+    """Of each phase its share, and how many of its stack samples fell on these lines."""
     counts: dict[str, tuple[float, int, int]] = {}
-    for hotspot in hotspots:
-        _, n, _ = counts.get(hotspot.phase, (0.0, 0, 0))
-        of = hotspot.of_stack_samples
-        counts[hotspot.phase] = hotspot.phase_share, min(n + hotspot.n_stack_samples, of), of
-    most = (share * binomial_interval(n, of)[1] for share, n, of in counts.values())
-    return min(1.0, sum(most))
+    for x in hotspots:
+        n, of = counts.get(x.phase, (0.0, 0, 0))[1], x.of_stack_samples
+        counts[x.phase] = x.phase_share, min(n + x.n_stack_samples, of), of
+    return counts.values()
 
 
 def hottest(facts: Facts, phase: str | None = None) -> LineHotspot | None:

@@ -27,6 +27,7 @@ from loaderdoctor.trace.source import (
     MemoryLimit,
     OnShare,
     blocks,
+    not_a_trace,
 )
 
 # 61 bytes each, twice that while they are sorted: 6 GB. A gzip file of a few megabytes can hold as
@@ -90,10 +91,10 @@ def with_events(trace: Trace) -> Trace:
     if (trace.spans.category != Category.OTHER).any():
         return trace
     if n_spans and not any(name.startswith(_ABOUT_ITSELF) for name in trace.names):
-        raise TraceError(
-            f"{trace.source}: is not a torch.profiler trace: none of its {n_spans:,} spans is an "
-            "operator, a call of the runtime, a kernel or an annotation. "
-            "Name a trace exported by torch.profiler."
+        raise not_a_trace(
+            trace.source,
+            f"none of its {n_spans:,} spans is an operator, a call of the runtime, a kernel or an "
+            "annotation",
         )
     what = f" that can be read ({n} are malformed)" if n else ""
     raise TraceError(
@@ -153,10 +154,7 @@ def _read(
             spans = _without_cut_steps(spans, rows.names(), rows.until_ns - round(origin_us * 1000))
         _check_lengths(path, spans)
     except RecursionError:
-        raise TraceError(
-            f"{path}: is not a torch.profiler trace: it is nested too deeply. "
-            "Name a trace exported by torch.profiler."
-        ) from None
+        raise not_a_trace(path, "it is nested too deeply") from None
     except MemoryError:
         raise TraceError(
             f"{path}: needs more memory than there is. Profile fewer steps, or read it on a "
@@ -207,16 +205,11 @@ def _check_size(path: Path, rows: ColumnBuilder, memory: MemoryLimit) -> None:
             "steps, or allow more with --max-memory."
         )
     if rows.n_dropped > max(MAX_MALFORMED, rows.n_rows):
-        raise TraceError(
-            f"{path}: is not a torch.profiler trace: of its events more than "
-            f"{MAX_MALFORMED / 1e6:.0f} million are malformed. "
-            "Name a trace exported by torch.profiler."
+        raise not_a_trace(
+            path, f"of its events more than {MAX_MALFORMED / 1e6:.0f} million are malformed"
         )
     if rows.n_threads > MAX_THREADS:
-        raise TraceError(
-            f"{path}: is not a torch.profiler trace: it has more than {MAX_THREADS:,} threads. "
-            "Name a trace exported by torch.profiler."
-        )
+        raise not_a_trace(path, f"it has more than {MAX_THREADS:,} threads")
     if rows.n_rows > MAX_ROWS:
         raise TraceError(
             f"{path}: holds more than {MAX_ROWS / 1e6:.0f} million spans, the limit "
@@ -227,10 +220,7 @@ def _check_size(path: Path, rows: ColumnBuilder, memory: MemoryLimit) -> None:
 def _check_lengths(path: Path, spans: Spans) -> None:
     """So that no sum of lengths, of whatever rows, leaves int64."""
     if float((spans.end_ns - spans.start_ns).sum(dtype=np.float64)) > MAX_TOTAL_NS:
-        raise TraceError(
-            f"{path}: is not a torch.profiler trace: its events last more than a hundred years in "
-            "all. Name a trace exported by torch.profiler."
-        )
+        raise not_a_trace(path, "its events last more than a hundred years in all")
 
 
 def _devices(properties: Any) -> tuple[Device, ...]:

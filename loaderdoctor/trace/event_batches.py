@@ -22,7 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loaderdoctor.errors import TraceError
-from loaderdoctor.trace.source import EXPORT_AGAIN, MAX_PIECE_BYTES, megabytes
+from loaderdoctor.trace.source import (
+    EXPORT_AGAIN,
+    EXPORTED,
+    MAX_PIECE_BYTES,
+    megabytes,
+    not_a_trace,
+)
 
 # Small enough for a batch's objects to stay in a core's cache, large enough for the fixed cost of a
 # batch not to show. Flat from 0.1 to 1 MB, slower above (`benchmarks/analyze.py`).
@@ -34,7 +40,6 @@ SEAM = re.compile(rb"\}[ \t\r\n]*(,)[ \t\r\n]*\{")
 _SEAM_WINDOWS = (4 << 10, 64 << 10)  # most events are shorter than the first
 _SPACE = b" \t\r\n"
 _BOM = b"\xef\xbb\xbf"
-_EXPORTED = "Name a trace exported by torch.profiler."
 
 Decoded = TypeVar("Decoded")
 _QUOTE, _BACKSLASH = ord('"'), ord("\\")
@@ -207,7 +212,9 @@ class EventBatches(Generic[Decoded]):
 
     def _larger(self, target: int) -> int:
         if target >= self._max_piece_bytes:
-            raise self._not_a_trace(f"one piece of it is over {megabytes(self._max_piece_bytes)}")
+            raise not_a_trace(
+                self._path, f"one piece of it is over {megabytes(self._max_piece_bytes)}"
+            )
         return 2 * target
 
     # -- the list ------------------------------------------------------------------------------
@@ -261,7 +268,7 @@ class EventBatches(Generic[Decoded]):
         if not self._buffer.startswith(b"{"):
             if not self._buffer and self._at_end:
                 raise TraceError(f"{self._path}: is empty. {EXPORT_AGAIN}")
-            raise self._not_a_trace("it starts with neither { nor [")
+            raise not_a_trace(self._path, "it starts with neither { nor [")
         target = self._batch_bytes
         self._fill(target)
         while True:
@@ -301,13 +308,13 @@ class EventBatches(Generic[Decoded]):
         first, _, more = text.partition(b"\n")
         with suppress(ValueError):
             if more.strip() and isinstance(json.loads(first), dict):  # as `nsys export` writes them
-                raise self._not_a_trace("it holds an object in each line")
+                raise not_a_trace(self._path, "it holds an object in each line")
         document = self._loads(text)
         if not document:
-            raise TraceError(f"{self._path}: no events: it is an empty object. {_EXPORTED}")
+            raise TraceError(f"{self._path}: no events: it is an empty object. {EXPORTED}")
         if "traceEvents" in document:
-            raise self._not_a_trace("its traceEvents is no list")
-        raise self._not_a_trace("it has no traceEvents")
+            raise not_a_trace(self._path, "its traceEvents is no list")
+        raise not_a_trace(self._path, "it has no traceEvents")
 
     def _loads(self, text: bytes, at: int | None = None) -> Any:
         """Decode text that begins at byte `at` of the buffer, or else ends where the file ends."""
@@ -342,9 +349,6 @@ class EventBatches(Generic[Decoded]):
     def _not_utf8(self, offset: int) -> TraceError:
         at = megabytes(self._n_done + offset)
         return TraceError(f"{self._path}: is not UTF-8 text (after {at}). {EXPORT_AGAIN}")
-
-    def _not_a_trace(self, why: str) -> TraceError:
-        return TraceError(f"{self._path}: is not a torch.profiler trace: {why}. {_EXPORTED}")
 
 
 def _last_seam(buffer: bytearray) -> int | None:

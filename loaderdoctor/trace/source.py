@@ -30,6 +30,7 @@ DEFAULT_MAX_BYTES = 8 << 30
 PART_MAX_BYTES = 256 << 30
 
 EXPORT_AGAIN = "Export the trace again, or copy it again."
+EXPORTED = "Name a trace exported by torch.profiler."
 
 
 OnShare = Callable[[float], None]  # told how much is done, 0…1
@@ -72,6 +73,11 @@ def blocks(
             yield block
     if n_bytes == 0:
         raise TraceError(f"{path}: is empty. {EXPORT_AGAIN}")
+
+
+def not_a_trace(path: Path, why: str) -> TraceError:
+    """What to raise for a file that is something else."""
+    return TraceError(f"{path}: is not a torch.profiler trace: {why}. {EXPORTED}")
 
 
 def megabytes(n_bytes: int) -> str:

@@ -236,6 +236,6 @@ def test_without_step_marks_a_pass_that_trains_nothing_is_no_step(accelerated: b
             b.op(t + 860, t + 900, "autograd::engine::evaluate_function: MmBackward0", AUTOGRAD)
             b.optimizer(t + 910, t + 950)
     facts = trace_facts(b.trace())
-    assert facts.step_clock == "fetches"
-    assert facts.n_steps == (9 if accelerated else 11)  # on a device some have no beginning
+    # On a device the first after each pause has no beginning; the last fetch has no end.
+    assert facts.n_steps == (9 if accelerated else 11)
     assert facts.shares.input == pytest.approx(0.1, abs=0.05)

@@ -10,7 +10,6 @@ import re
 from dataclasses import dataclass, replace
 
 from loaderdoctor import format as fmt
-from loaderdoctor.estimate import binomial_interval
 from loaderdoctor.facts import Facts
 from loaderdoctor.facts.host import LineHotspot, WorkerFacts
 from loaderdoctor.facts.step import MODERATE_SHARE
@@ -19,8 +18,8 @@ from loaderdoctor.findings.capacity import MAX_WAITING_CPU_SHARE, in_flight_byte
 from loaderdoctor.findings.exposure import copy_cost, exposed, input_cost, loader_id, severity
 from loaderdoctor.findings.input_parts import making_cost
 from loaderdoctor.findings.line_names import (
-    MIN_STACK_SAMPLES,
     at,
+    least_share,
     line_evidence,
     seen,
     seen_enough,
@@ -220,7 +219,7 @@ def retried_requests(facts: Facts) -> Finding | None:
         return None
     paused = [(line, client) for x in workers.lines for line, client in _paused(x)]
     lines = [line for line, _ in paused]
-    if not lines or _low(lines) < MIN_LOW_PART:
+    if not lines or least_share(lines) < MIN_LOW_PART:
         return None
     share = min(1.0, sum(line.share for line in lines))
     part = cost.part(cost.ms * share)
@@ -266,17 +265,6 @@ def _paused(hotspot: LineHotspot) -> list[tuple[LineHotspot, str]]:
                 found.append((line, client))
                 break
     return found
-
-
-def _low(lines: list[LineHotspot]) -> float:
-    """Of making a batch, by the lower end of 95 % intervals; 0 of a phase seen too seldom."""
-    low = 0.0
-    for phase in {line.phase for line in lines}:
-        of_phase = [line for line in lines if line.phase == phase]
-        n, of = sum(line.n_stack_samples for line in of_phase), of_phase[0].of_stack_samples
-        if of >= MIN_STACK_SAMPLES:
-            low += of_phase[0].phase_share * binomial_interval(min(n, of), of)[0]
-    return low
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

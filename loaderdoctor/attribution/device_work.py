@@ -81,9 +81,11 @@ def copy_facts(
     for kind, mine in _by_kind(rows, copies):
         exposed = left.intersect(mine.device.union(mine.on_host))
         left = left.subtract(exposed)
-        counted = mine.rows[clock.host_window.contains(_issued_ns(rows, mine))]
+        within = clock.host_window.contains(_issued_ns(rows, mine))
+        counted, call = mine.rows[within], mine.call[within]
         if counted.size == 0:
             continue
+        beside = rows.spans.thread[call[call != ABSENT]] != rows.training_thread
         n_bytes = rows.spans.bytes[counted]
         n_bytes = n_bytes[n_bytes != ABSENT]
         total_bytes = float(n_bytes.sum(dtype=np.float64))
@@ -112,6 +114,7 @@ def copy_facts(
                 op_host_ms_per_step=clock.ms_per_step(
                     _issuing_ops(rows, mine).intersect(host).total_ns
                 ),
+                n_beside_per_step=int(beside.sum()) / clock.per_step,
             )
         )
     return tuple(sorted(facts, key=lambda f: -f.exposed_ms_per_step))

@@ -61,6 +61,7 @@ class CopyFacts:
     unwaited_ms_per_step: float = 0.0
     # Exposed host time within the outermost ops that issue them, beside the calls: what each takes.
     op_host_ms_per_step: float = 0.0
+    n_beside_per_step: float = 0.0  # issued by threads beside the loop's own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,8 +125,7 @@ class KernelFacts:
     busy_ms: float  # union over streams and devices, per step
     mean_us: float | None
     communication_ms: float | None  # per step
-    # Per step, idle though launched work was waiting: another process's turn.
-    held_up_ms: float = 0.0
+    held_up_ms: float = 0.0  # per step, idle though work was launched: another process's turn
     n_per_call: float = 1.0  # kernels of one launching call: a CUDA graph has many
 
     @property
@@ -289,7 +289,9 @@ def small_copies(trace: TraceFacts) -> tuple[CopyFacts, ...]:
         for c in trace.copies
         if c.median_bytes < MIN_TENSOR_BYTES or c.busy_ms_per_step < CALL_MS * c.n_per_step
     )
-    return small if sum(c.n_per_step for c in small) >= MIN_SMALL_COPIES else ()
+    return (
+        small if sum(c.n_per_step - c.n_beside_per_step for c in small) >= MIN_SMALL_COPIES else ()
+    )
 
 
 # Batches from worker processes are written three times before they are copied to the device: as
@@ -358,8 +360,7 @@ def in_bursts(waits_ms: tuple[float, ...]) -> bool:
     return 2 * math.fsum(longest) > math.fsum(waits_ms) > 0
 
 
-# Copies that cost this much more than the waits do are no mere part of them: the waits come now and
-# then, of slow batches.
+# Copies that cost this much more than the waits are no part of them: those are for slow batches.
 MAX_COPY_PER_WAIT = 1.5
 
 

@@ -48,6 +48,17 @@ def test_several_copies_a_step_are_grouped_by_source_and_stream() -> None:
     assert exposed == pytest.approx((facts_of(b).shares.copy or 0) * facts_of(b).wall_ms)
 
 
+def test_copies_of_other_threads_are_counted_apart() -> None:
+    b, times = steps()
+    for t in times:
+        for k in range(9):
+            b.copy(t + 60 + k, t + 61 + k, t + 400, t + 401, thread=PIN, n_bytes=4096)
+        b.copy(t + 80, t + 81, t + 402, t + 403, n_bytes=4096)
+        b.kernel(t + 90, t + 300, t + 900)
+    (copies,) = facts_of(b).copies
+    assert (copies.n_per_step, copies.n_beside_per_step) == (10, 9)
+
+
 def test_a_copys_own_sync_is_tied_by_its_op_and_other_syncs_are_not() -> None:
     b, times = steps()
     for t in times:

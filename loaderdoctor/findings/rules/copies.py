@@ -77,8 +77,8 @@ def copy_not_overlapped(facts: Facts) -> Finding | None:
 def many_small_copies(facts: Facts) -> Finding | None:
     """Many small host-to-device copies a step: each costs a call and a latency, not bandwidth.
 
-    Decides on: number and median size of the copies, and their exposed time or their calls' time
-    where the accelerator waits for the host.
+    Decides on: number and median size of the copies that the training thread makes, and their
+    exposed time or their calls' time where the accelerator waits for the host.
     Abstains: no accelerator or copies not recorded.
     Fooled by: copies the framework makes for itself (scalars of an optimizer), which are counted.
     """
@@ -86,7 +86,7 @@ def many_small_copies(facts: Facts) -> Finding | None:
     if trace is None or not trace.has_accelerator or not step_ms:
         return None
     small = small_copies(trace)
-    n = sum(c.n_per_step for c in small)
+    n = sum(c.n_per_step - c.n_beside_per_step for c in small)
     if not small:
         return None
     exposed_ms = sum(c.exposed_ms_per_step for c in small)

@@ -193,6 +193,9 @@ CASES = (
                     host_exposed_ms=1.0,
                 )
             ),
+            "made by another thread": healthy(
+                trace=trace(copies=(replace(SMALL, n_beside_per_step=40.0),), host_exposed_ms=1.0)
+            ),
             "hidden behind the step": healthy(
                 trace=trace(copies=(replace(SMALL, exposed_ms_per_step=0.0),), host_exposed_ms=0.1)
             ),

@@ -31,7 +31,7 @@ from typing import Literal
 
 import numpy as np
 
-from loaderdoctor.attribution.trace_rows import Index, Mask, Rows, flags_of, named_events
+from loaderdoctor.attribution.trace_rows import Index, Mask, Rows, flags_of
 from loaderdoctor.intervals import EMPTY, Intervals
 from loaderdoctor.trace.columns import I64, Category
 
@@ -72,9 +72,7 @@ def fetches_of(rows: Rows) -> Fetches:
     seeds = _seeds(rows)
     exhausted = _exhausted(rows, starts, ends, worked, seeds.creation_ns)
     delivered = ends[~exhausted]
-    exact = named & (
-        flags.own_create[spans.name] | (spans.category == Category.PYTHON)
-    )  # fmt: skip
+    exact = named & (flags.own_create[spans.name] | (spans.category == Category.PYTHON))
     if exact.any():
         created = _created_exactly(rows, exact)
     else:
@@ -103,6 +101,40 @@ def fetches_of(rows: Rows) -> Fetches:
         exhausted_ns=ends[exhausted],
         startup_ns=ends[first[has_first]] - created[has_first],
         startup_at_ns=created[has_first],
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Events:
+    """Everything the training thread does under a name, by start; the steps' own marks left out."""
+
+    starts: I64
+    reach: I64  # latest end so far
+
+    def next_start(self, at_ns: I64) -> I64:
+        """Start of the first event at or after each instant; the instant itself if none."""
+        if self.starts.size == 0:
+            return at_ns
+        index = np.searchsorted(self.starts, at_ns, side="left")
+        known = index < self.starts.size
+        return np.where(known, self.starts[np.minimum(index, self.starts.size - 1)], at_ns)
+
+    def previous_end(self, at_ns: I64) -> I64:
+        """Latest end of what began before each instant, at most the instant itself."""
+        if self.starts.size == 0:
+            return at_ns
+        index = np.searchsorted(self.starts, at_ns, side="left") - 1
+        ended = np.minimum(self.reach[np.maximum(index, 0)], at_ns)
+        return np.where(index >= 0, ended, at_ns)
+
+
+def named_events(rows: Rows) -> Events:
+    """Ops, runtime calls, fetches and optimizer spans of the training thread."""
+    spans = rows.spans
+    mask = rows.on_training_thread() & (rows.events | rows.fetches)
+    return Events(
+        starts=spans.start_ns[mask],
+        reach=np.maximum.accumulate(spans.end_ns[mask]),
     )
 
 

@@ -16,14 +16,13 @@ from dataclasses import replace
 import numpy as np
 
 from loaderdoctor.attribution.device_work import MIN_SILENCE_NS, CopyRows, silences_behind
-from loaderdoctor.attribution.fetches import Fetches
+from loaderdoctor.attribution.fetches import Fetches, named_events
 from loaderdoctor.attribution.trace_rows import (
     FETCH_PREFIX,
     OPTIMIZER_PREFIX,
     Index,
     Rows,
     flags_of,
-    named_events,
 )
 from loaderdoctor.attribution.user_code import (
     MAX_SHOWN_CHARS,

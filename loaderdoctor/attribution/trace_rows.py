@@ -225,40 +225,6 @@ def _beyond_all_before(start_ns: I64, end_ns: I64) -> Mask:
     return np.concatenate(([True], start_ns[1:] >= reach[:-1]))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Events:
-    """Everything the training thread does under a name, by start; the steps' own marks left out."""
-
-    starts: I64
-    reach: I64  # latest end so far
-
-    def next_start(self, at_ns: I64) -> I64:
-        """Start of the first event at or after each instant; the instant itself if none."""
-        if self.starts.size == 0:
-            return at_ns
-        index = np.searchsorted(self.starts, at_ns, side="left")
-        known = index < self.starts.size
-        return np.where(known, self.starts[np.minimum(index, self.starts.size - 1)], at_ns)
-
-    def previous_end(self, at_ns: I64) -> I64:
-        """Latest end of what began before each instant, at most the instant itself."""
-        if self.starts.size == 0:
-            return at_ns
-        index = np.searchsorted(self.starts, at_ns, side="left") - 1
-        ended = np.minimum(self.reach[np.maximum(index, 0)], at_ns)
-        return np.where(index >= 0, ended, at_ns)
-
-
-def named_events(rows: Rows) -> Events:
-    """Ops, runtime calls, fetches and optimizer spans of the training thread."""
-    spans = rows.spans
-    mask = rows.on_training_thread() & (rows.events | rows.fetches)
-    return Events(
-        starts=spans.start_ns[mask],
-        reach=np.maximum.accumulate(spans.end_ns[mask]),
-    )
-
-
 def _launching_rows(spans: Spans, device_rows: Index) -> I64:
     """The runtime row with the same correlation id; one graph launch starts many kernels."""
     calls = np.flatnonzero((spans.category == Category.RUNTIME) & (spans.correlation != ABSENT))

@@ -52,13 +52,14 @@ def mechanisms(
     `boundary_ms` is the loader's part of an epoch's boundary, spread over the epoch's steps.
     """
     train = frozenset(i for i, x in enumerate(observed.loaders) if x.role == "train")
-    waits = [_wait_ms(w, train) for w in plain if usable(w) and w.fetches]
+    names = frozenset(observed.loaders[i].id for i in train)
+    waits = [_wait_ms(w, train, names) for w in plain if usable(w) and w.fetches]
     pairs = [
         (r.plain, r.no_input)
         for r in rounds
         if r.no_input is not None and usable(r.plain) and usable(r.no_input)
     ]
-    unqueued = _mean(plain, lambda w: _unqueued_ms(w, train))
+    unqueued = _mean(plain, lambda w: _unqueued_ms(w, train, names))
     elsewhere = any(x.in_background for x in observed.loaders if x.role == "train")
     return Mechanisms(
         wait_ms=mean(waits).plus(boundary_ms) if waits else None,  # of one: no interval
@@ -75,12 +76,16 @@ def mechanisms(
     )
 
 
-def _wait_ms(window: WindowDone, train: frozenset[int]) -> float:
-    """A step's fetches within an epoch: what a boundary costs is added for whole epochs."""
+def _wait_ms(window: WindowDone, train: frozenset[int], names: frozenset[str]) -> float:
+    """A step's fetches within an epoch: what a boundary costs is added for whole epochs.
+
+    `names` are those of the loaders `train`: a window also has the boundaries of others.
+    """
     waited_ns = sum(f.end_ns - f.start_ns for f in window.fetches if f.loader in train)
-    first_ns = sum(b.first_wait_ns for b in window.boundaries)
+    own = [b for b in window.boundaries if b.loader in names]
+    first_ns = sum(b.first_wait_ns for b in own)
     if len(window.boundary_steps) >= window.n_steps:  # each step makes an iterator
-        first_ns = -sum(b.create_ns + b.teardown_ns for b in window.boundaries)
+        first_ns = -sum(b.create_ns + b.teardown_ns for b in own)
     return max(0, waited_ns - first_ns) / window.n_steps / NS_PER_MS
 
 
@@ -112,11 +117,11 @@ def _queued_ms(window: WindowDone, train: frozenset[int]) -> float | None:
     return None if ns is None else ns / NS_PER_MS
 
 
-def _unqueued_ms(window: WindowDone, train: frozenset[int]) -> float | None:
+def _unqueued_ms(window: WindowDone, train: frozenset[int], names: frozenset[str]) -> float | None:
     queued_ms = _queued_ms(window, train)
     if queued_ms is None:
         return None
-    return max(0.0, _wait_ms(window, train) * window.n_steps - queued_ms)
+    return max(0.0, _wait_ms(window, train, names) * window.n_steps - queued_ms)
 
 
 def _interpreter_ms(window: WindowDone) -> float | None:

@@ -83,6 +83,20 @@ def test_a_boundary_counts_as_often_as_epochs_end() -> None:
     assert seen.wait_ms.value == pytest.approx((4 * 12.0 - 40.0) / 4 + 2.0)
 
 
+@pytest.mark.parametrize("each_step", [False, True])
+def test_what_validation_waits_for_is_not_taken_from_the_steps_waits(each_step: bool) -> None:
+    """Its loader's first batch, at each epoch's end: of an input-bound loop nothing was left."""
+    others = structs.replace(boundary(80.0), loader="train.py:2")
+    plain = counted("plain", wait_ms=12.0, got_queued_ms=1.0)
+    if each_step:
+        plain = structs.replace(plain, boundary_steps=tuple(range(N)))
+    beside = structs.replace(plain, boundaries=(others,))
+    for windows in ([plain] * 2, [beside] * 2):
+        seen = mechanisms(rounds(windows[0], READY), windows, observed(workers=1))
+        assert seen.wait_ms is not None and seen.wait_ms.value == pytest.approx(12.0)
+        assert seen.unqueued_ms is not None and seen.unqueued_ms.value == pytest.approx(11.0)
+
+
 def test_with_an_accelerator_waits_may_be_hidden() -> None:
     plain = counted("plain", wait_ms=3.0)
     seen = mechanisms(rounds(plain, READY), [plain] * 2, observed(device="cuda:0"))

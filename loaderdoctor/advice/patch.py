@@ -328,7 +328,7 @@ def _leaf(node: ast.expr, builder: str | None, sources: Sequence[Source]) -> ast
             return node
         if name in _NO_WRAPPERS or isinstance(node.args[0], ast.Starred):
             return None
-        if any(_asks_more(x, name) for x in sources):
+        if any(f"def {name}(" in x.text and _asks_more(x, name) for x in sources):
             return None
         node = node.args[0]
     return node if isinstance(node, (ast.Name, ast.Attribute, ast.Call, ast.Subscript)) else None

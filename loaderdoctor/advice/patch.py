@@ -14,7 +14,14 @@ from dataclasses import dataclass
 
 from loaderdoctor.advice.built import built
 from loaderdoctor.advice.call_edit import CannotEdit
-from loaderdoctor.advice.source import Source, at_label, called_name, sources_of, unknown_names
+from loaderdoctor.advice.source import (
+    Source,
+    at_label,
+    called_name,
+    sources_of,
+    unknown_names,
+    unwarned,
+)
 from loaderdoctor.facts import Facts
 from loaderdoctor.instrument.wire.records import LoaderRecord
 from loaderdoctor.settings import Value
@@ -105,7 +112,8 @@ class Editor:
 
 def _check(source: Source, after: str) -> None:
     try:
-        compile(after, source.name, "exec", dont_inherit=True)
+        with unwarned():
+            compile(after, source.name, "exec", dont_inherit=True)
         unknown = unknown_names(after) - unknown_names(source.text)
     except (SyntaxError, ValueError) as error:
         raise CannotEdit(f"the changed script does not compile: {error}") from None

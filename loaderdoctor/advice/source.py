@@ -7,7 +7,9 @@ import builtins
 import io
 import symtable
 import tokenize
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import PurePath
@@ -25,6 +27,14 @@ _OF_MODULES = {"__name__", "__file__", "__doc__", "__spec__", "__package__", "__
 Loop = ast.For | ast.AsyncFor | ast.While
 
 
+@contextmanager
+def unwarned() -> Iterator[None]:
+    """Parse without what the script's own lines deserve: Python says so when it runs."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
 @dataclass(frozen=True, eq=False)
 class Source:
     """One file."""
@@ -37,7 +47,8 @@ class Source:
     def of(cls, path: str, text: str) -> Source | None:
         """None where the text is no Python."""
         try:
-            return cls(path, text, ast.parse(text))
+            with unwarned():
+                return cls(path, text, ast.parse(text))
         except (SyntaxError, ValueError):
             return None
 
@@ -256,13 +267,14 @@ def unknown_names(text: str) -> frozenset[str]:
 
     None are where the file imports `*`: it may bind any. Raises SyntaxError.
     """
-    tree = ast.parse(text)
+    with unwarned():
+        tree = ast.parse(text)
+        module = symtable.symtable(text, "<script>", "exec")
     if any(
         isinstance(x, ast.ImportFrom) and any(a.name == "*" for a in x.names)
         for x in ast.walk(tree)
     ):
         return frozenset()
-    module = symtable.symtable(text, "<script>", "exec")
     tables = [module]
     for table in tables:
         tables += table.get_children()

@@ -28,7 +28,7 @@ from loaderdoctor.advice.fit_settings import fit_settings
 from loaderdoctor.advice.ideas import KEPT_BATCHES
 from loaderdoctor.advice.options import option_of
 from loaderdoctor.advice.patch import Editor, Patch
-from loaderdoctor.advice.source import Source, names_in, sources_of, within_strings
+from loaderdoctor.advice.source import Source, names_in, sources_of, unwarned, within_strings
 from loaderdoctor.facts import Facts
 from loaderdoctor.findings import Kind
 from loaderdoctor.findings.exposure import needs_guard
@@ -282,7 +282,8 @@ def _under_guard(main: Source, text: str) -> tuple[str | None, int, int]:
 
     No text where definitions stand among what runs.
     """
-    before, tree = _running(main.tree), ast.parse(text)
+    with unwarned():
+        before, tree = _running(main.tree), ast.parse(text)
     first, last = before[0].lineno, before[-1].end_lineno or before[-1].lineno
     runs = _running(tree)
     behind = tree.body[tree.body.index(runs[0]) :]
@@ -297,7 +298,8 @@ def _under_guard(main: Source, text: str) -> tuple[str | None, int, int]:
     ]
     after = "\n".join([*lines[:at], 'if __name__ == "__main__":', *moved])
     try:
-        compile(after, main.name, "exec", dont_inherit=True)
+        with unwarned():
+            compile(after, main.name, "exec", dont_inherit=True)
     except SyntaxError:
         return None, first, last
     return after, first, last

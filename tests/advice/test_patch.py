@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import pytest
@@ -161,3 +162,12 @@ def test_what_is_imported_comes_behind_what_the_script_sets_before() -> None:
     facts = facts_of(Path("train.py"), text=text)
     after = applied(text, blocks(written(facts, Settings(cache=True)).code))
     assert after.index("os.environ") < after.index("import torch\n")
+
+
+def test_what_the_scripts_own_lines_are_warned_of_is_no_word_of_ours() -> None:
+    text = 'import re\nfrom torch.utils.data import DataLoader\nre.match("\\d", "1")\n'
+    text += "loader = DataLoader([0.0] * 8)  # train loader\n"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        facts = facts_of(Path("train.py"), text=text)
+        assert "num_workers=2" in written(facts, Settings(num_workers=2)).code

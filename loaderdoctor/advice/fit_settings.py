@@ -18,7 +18,7 @@ from loaderdoctor.advice.code import (
     is_no_transfer,
     loader_arguments,
 )
-from loaderdoctor.advice.fit_wrapping import define_wrapping, moved_out, wrapped_call
+from loaderdoctor.advice.fit_wrapping import moved_out, wrapped_call, wrapping_code
 from loaderdoctor.advice.patch import (
     Editor,
     Iterated,
@@ -30,6 +30,7 @@ from loaderdoctor.advice.patch import (
 )
 from loaderdoctor.advice.source import at_label, called_name, sources_of
 from loaderdoctor.facts import Facts
+from loaderdoctor.instrument.wire.records import LoaderRecord
 from loaderdoctor.settings import Settings, Value
 
 _OPTIMIZERS = (
@@ -76,9 +77,8 @@ def _unknown(editor: Editor, facts: Facts, value: Value) -> None:
 def _loaders(
     editor: Editor, facts: Facts, settings: Settings, arguments: dict[str, Value]
 ) -> str | None:
-    by_hand = None
-    once = facts.step.rebuilt if settings.persistent_workers and facts.step is not None else ()
-    done: set[ast.Call] = set()
+    found: dict[ast.Call, tuple[Built, LoaderRecord]] = {}
+    codes: set[str] = set()
     for loader in facts.feeding:
         if loader.library == "transformers":
             _training_arguments(editor, facts, arguments)
@@ -90,13 +90,18 @@ def _loaders(
                 if loader.library is not None
                 else "the call was not found in the script"
             )
-        if made.call in done:
-            continue
-        done.add(made.call)
-        text = edited_call(made, arguments)
-        if len(done) == 1:
-            define_wrapping(editor, made, loader, settings)
-        text = wrapped_call(facts, made, loader, settings, text)
+        codes.add(wrapping_code(loader, settings))
+        found.setdefault(made.call, (made, loader))
+    if len(codes) > 1:
+        raise CannotEdit("its loaders need classes of one name that differ")
+    first = {x.source: x for x, _ in sorted(found.values(), key=lambda x: -x[0].call.lineno)}
+    for code in filter(None, codes):
+        for made in first.values():  # of each file
+            define(editor, made.source, made.call, code)
+    by_hand = None
+    once = facts.step.rebuilt if settings.persistent_workers and facts.step is not None else ()
+    for made, loader in found.values():
+        text = wrapped_call(facts, made, loader, settings, edited_call(made, arguments))
         if loader.id in once:
             try:
                 moved_out(editor, made, text)

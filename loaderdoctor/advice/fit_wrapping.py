@@ -18,7 +18,7 @@ from loaderdoctor.advice.call_edit import (
     with_arguments,
 )
 from loaderdoctor.advice.code import BUILT_ONCE, LOADER_DEFAULTS, LOADER_PARAMETERS
-from loaderdoctor.advice.patch import Editor, define
+from loaderdoctor.advice.patch import Editor
 from loaderdoctor.advice.source import Loop, Source, called_name, names_in, sources_of
 from loaderdoctor.advice.worked import CACHED, Wrapping, over_call, rows, sliced
 from loaderdoctor.facts import Facts
@@ -40,8 +40,8 @@ _INITS: Mapping[str | None, tuple[str, str]] = {
 }
 
 
-def define_wrapping(editor: Editor, made: Built, loader: LoaderRecord, settings: Settings) -> None:
-    """The classes that `wrapped_call` reads, above the call. Raises CannotEdit."""
+def wrapping_code(loader: LoaderRecord, settings: Settings) -> str:
+    """The classes that `wrapped_call` reads, to be defined above it. Raises CannotEdit."""
     wrapping = _wrapping(loader, settings)
     codes = [wrapping.code] if wrapping is not None else []
     if settings.packed:
@@ -53,8 +53,7 @@ def define_wrapping(editor: Editor, made: Built, loader: LoaderRecord, settings:
     for value in (settings.worker_cpus, settings.worker_gc):
         if value in _INITS:
             codes.append(_INITS[value][0])
-    if codes:
-        define(editor, made.source, made.call, "\n".join(codes))
+    return "\n".join(codes)
 
 
 def wrapped_call(

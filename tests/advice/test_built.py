@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from loaderdoctor.advice.writing import written
+from loaderdoctor.facts import Facts
+from loaderdoctor.instrument.wire.records import TensorRecord
 from loaderdoctor.settings import Settings
 from tests.advice.printed import applied, blocks, facts_of
 
@@ -169,3 +172,43 @@ def test_what_one_object_calls_its_device_is_not_another_s() -> None:
     shared = shared.replace('device, self.loader = "cuda", loader', "self.loader = loader")
     facts = facts_of(Path("train.py"), text=shared.lstrip("\n"))
     assert ", device)" in written(facts, settings).code
+
+
+TWO = """
+import torch
+from torch.utils.data import DataLoader
+a, b = [0.0] * 32, [1.0] * 32
+first = DataLoader(a, batch_size=8)
+second = DataLoader(b, batch_size=8)  # train loader
+for x, y in zip(first, second):
+    pass
+"""
+
+
+def of_two(**other: Any) -> Facts:
+    """Both feed the step; the second is the main one."""
+    facts = facts_of(Path("train.py"), text=TWO.lstrip("\n"))
+    assert facts.main_loader is not None
+    first = msgspec.structs.replace(facts.main_loader, id="train.py:4", **other)
+    return replace(facts, loaders=(facts.main_loader, first))
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        (Settings(cache=True), "class Cached"),
+        (Settings(worker_gc="frozen", num_workers=2), "class Frozen"),
+        (Settings(threads=2, num_workers=0), "class Threads"),
+    ],
+)
+def test_a_class_stands_above_the_first_loader_that_reads_it(settings: Settings, name: str) -> None:
+    after = applied(TWO.lstrip("\n"), blocks(written(of_two(), settings).code))
+    assert after.count(name) == 1
+    assert after.index(name) < after.index("first =") < after.index("second =")
+
+
+def test_loaders_of_unlike_batches_get_no_class_of_one_name() -> None:
+    tensors = (TensorRecord(path="['x']", shape=(8, 4), dtype="float32", n_bytes=128),)
+    whole = Settings(cache=True, batched=True, num_workers=0)
+    assert "Sliced(a)" in written(of_two(), whole).code
+    assert written(of_two(batch=tensors, batch_type="dict"), whole).code == ""

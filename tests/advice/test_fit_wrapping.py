@@ -59,6 +59,13 @@ def test_a_loader_of_what_stays_moves_out_of_the_epochs(body: str) -> None:
     assert after.count("DataLoader(") == 1 and said.idea is None
 
 
+def test_what_the_moved_loader_reads_is_defined_above_it() -> None:
+    settings = Settings(num_workers=2, persistent_workers=True, worker_gc="frozen")
+    text, said = rebuilt("loader = DataLoader(data, batch_size=8)  # train loader", settings)
+    after = applied(text, blocks(said.code))
+    assert after.index("class Frozen") < after.index("loader = ") < after.index("for epoch")
+
+
 @pytest.mark.parametrize(
     ("body", "why"),
     [

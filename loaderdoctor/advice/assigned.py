@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from loaderdoctor.advice.call_edit import argument
 from loaderdoctor.advice.source import Source, called_name
 from loaderdoctor.settings import Value
 
@@ -124,8 +125,11 @@ def dest_of(flags: Sequence[str]) -> str:
 
 
 def is_parsed(call: ast.Call) -> bool:
-    """`parser.parse_args()`, `ArgumentParser().parse_args(argv)`."""
-    return called_name(call) in ("parse_args", "parse_known_args", "parse_intermixed_args")
+    """`parser.parse_args()`, `ArgumentParser().parse_args(argv)`; not `parse_args([])`."""
+    words = argument(call, "args", ("args",))
+    typed = words is None or isinstance(words, ast.Name) or "argv" in ast.unparse(words)
+    named = called_name(call) in ("parse_args", "parse_known_args", "parse_intermixed_args")
+    return named and (typed or (isinstance(words, ast.Constant) and words.value is None))
 
 
 def text_of(node: ast.expr | None) -> str | None:

@@ -239,6 +239,9 @@ def test_the_option_is_advised_with_the_other_words_kept(
         ARGPARSE + "for workers in (1, 2):\n    pass\n" + LOADER.format("workers"),
         ARGPARSE + "args.workers = min(args.workers, 4)\n" + LOADER.format("args.workers"),
         ARGPARSE + "args.workers //= 2\n" + LOADER.format("args.workers"),
+        ARGPARSE.replace("parse_args()", "parse_args([])") + LOADER.format("args.workers"),
+        ARGPARSE.replace("parse_args()", 'parse_args("-j 2".split())')
+        + LOADER.format("args.workers"),
         ARGPARSE + 'vars(args)["workers"] = 2\n' + LOADER.format("args.workers"),
         TRAINER + "def half(given):\n    given.workers //= 2\n",
         HYDRA + "def half(cfg):\n    cfg.data.num_workers //= 2\n",
@@ -539,6 +542,12 @@ def test_an_option_is_given_what_it_reads_as_the_value(
     again = rerun(facts, settings)
     assert (again.options if again is not None else None) == ((option,) if option else None)
     assert bool(written(facts, settings).code) == (option is None)
+
+
+@pytest.mark.parametrize("words", ["None", "argv", "sys.argv[1:]", "args=None"])
+def test_what_is_parsed_of_the_command_line_is_an_option(words: str) -> None:
+    text = ARGPARSE.replace("parse_args()", f"parse_args({words})")
+    assert _options(started(text + LOADER.format("args.workers")), num_workers=9) == ("-j 9",)
 
 
 def test_what_arrives_as_text_is_never_told_false() -> None:

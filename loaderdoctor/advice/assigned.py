@@ -326,6 +326,18 @@ def assigns_to(sources: Iterable[Source], path: tuple[str, ...], *, one_rank: bo
     return False
 
 
+def sets_variable(sources: Iterable[Source], name: str) -> bool:
+    """Whether the files set this variable of the environment themselves."""
+    return any(
+        isinstance(node, ast.Subscript)
+        and isinstance(node.ctx, ast.Store)
+        and text_of(node.slice) == name
+        and ast.unparse(node.value).endswith("environ")
+        for source in sources
+        for node in ast.walk(source.tree)
+    )
+
+
 def _of_several_ranks(source: Source, node: ast.AST) -> bool:
     """Whether it stands in the body of `if args.distributed:` or of `if world_size > 1:`."""
     parent = source.parents.get(node)

@@ -25,6 +25,7 @@ from loaderdoctor.advice.assigned import (
     of_self,
     part_returned,
     path_of,
+    sets_variable,
     text_of,
     values_of,
 )
@@ -79,14 +80,14 @@ class _Finder:
 
     def _environment(self, source: Source, node: ast.expr) -> Option | None:
         """`os.environ["X"]`, `os.environ.get("X", 4)`, `os.getenv("X")`."""
-        text = ast.unparse(node)
-        key: ast.expr | None = None
-        if isinstance(node, ast.Subscript) and text.startswith(("os.environ[", "environ[")):
-            key = node.slice
+        name = None
+        if isinstance(node, ast.Subscript) and ast.unparse(node.value) in ("os.environ", "environ"):
+            name = text_of(node.slice)
         elif isinstance(node, ast.Call) and node.args and ast.unparse(node.func) in _GETENV:
-            key = node.args[0]
-        name = text_of(key)
-        return Option(kind="environment", names=(name,), reads="text") if name else None
+            name = text_of(node.args[0])
+        if not name or sets_variable(self._sources, name):
+            return None
+        return Option(kind="environment", names=(name,), reads="text")
 
     def _argv(self, source: Source, node: ast.expr) -> Option | None:
         """`sys.argv[3]`, also with what holds where it is missing."""
@@ -204,10 +205,10 @@ class _Finder:
         if not by_typer or (source.imports("typer") is None and "typer" not in source.text):
             return None
         default = default_of(function, parameter.arg)
-        if default is None and parameter not in function.args.kwonlyargs:
-            said = ast.unparse(parameter.annotation) if parameter.annotation is not None else ""
-            if "Option" not in said:
-                return None  # an argument, told by its place
+        kind = ast.unparse(parameter.annotation) if parameter.annotation is not None else ""
+        given = default is not None or parameter in function.args.kwonlyargs
+        if not given and "Option" not in kind:
+            return None  # an argument, told by its place
         flags: list[str] = []
         for place in (default, parameter.annotation):
             for call in ast.walk(place) if place is not None else ():
@@ -216,7 +217,6 @@ class _Finder:
                         return None
                     words = (text_of(x) for x in call.args)
                     flags += [w for w in words if w is not None and w.startswith("-")]
-        kind = ast.unparse(parameter.annotation) if parameter.annotation is not None else ""
         is_bool = kind == "bool" or kind.startswith("Annotated[bool")
         if not flags:
             flag = f"--{parameter.arg.replace('_', '-')}"

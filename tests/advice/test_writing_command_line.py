@@ -544,6 +544,16 @@ def test_an_option_is_given_what_it_reads_as_the_value(
     assert bool(written(facts, settings).code) == (option is None)
 
 
+def test_a_variable_that_the_script_sets_itself_is_no_option() -> None:
+    loader = LOADER.format('int(os.environ.get("WORKERS", "4"))')
+    for line, advised in (
+        ('os.environ["WORKERS"] = "2"', None),
+        ('os.environ["OTHER"] = "2"', ("WORKERS=9",)),
+        ('os.environ.setdefault("WORKERS", "2")', ("WORKERS=9",)),
+    ):
+        assert _options(started(f"{PLAIN}{line}\n{loader}"), num_workers=9) == advised
+
+
 @pytest.mark.parametrize("words", ["None", "argv", "sys.argv[1:]", "args=None"])
 def test_what_is_parsed_of_the_command_line_is_an_option(words: str) -> None:
     text = ARGPARSE.replace("parse_args()", f"parse_args({words})")

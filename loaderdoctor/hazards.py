@@ -31,6 +31,8 @@ OTHER_DESCRIPTORS = 128
 # Of the device's memory, what a dataset may take that is kept there.
 MAX_SHARE_OF_DEVICE = 0.5
 GIB = 1024**3
+# Settings by which what was there at first serves all epochs.
+_KEEPING = ("persistent_workers", "cache", "batched", "resident")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,6 +227,20 @@ def _shared_handles(change: Change) -> Hazard | None:
     )
 
 
+def _changed_by_loop(change: Change) -> Hazard | None:
+    """What is kept from epoch to epoch stays as it was when it was made."""
+    what, asked = change.safety.changed, change.settings
+    kept = next((name for name in _KEEPING if getattr(asked, name)), None)
+    if what is None or kept is None:
+        return None
+    of = f"`{what}` of the dataset" if what.isidentifier() else f"the dataset ({what})"
+    stays = "workers that are kept" if kept == "persistent_workers" else "samples that are kept"
+    return Hazard(
+        setting=kept,
+        reason=f"the loop changes {of} between epochs: {stays} would stay as they were.",
+    )
+
+
 def _threads(change: Change) -> Hazard | None:
     """Threads share what a dataset has open, and one stream can't be cut between them."""
     if not change.settings.threads:
@@ -359,6 +375,7 @@ RULES: tuple[Callable[[Change], Hazard | None], ...] = (
     _unsharded,
     _device_tensors,
     _shared_handles,
+    _changed_by_loop,
     _threads,
     _unpicklable,
     _main_runs_again,

@@ -49,6 +49,12 @@ AT_BOTH_MOMENTS: dict[str, Change] = {
     "does not pickle: a lambda": change(
         safety=SafetyRecord(pickles=False, pickle_error="a lambda"), start_method="spawn"
     ),
+    "changes `y` of the dataset": change(
+        Settings(persistent_workers=True), safety=SafetyRecord(changed="y")
+    ),
+    "samples that are kept would stay": change(
+        Settings(cache=True), safety=SafetyRecord(changed="its length")
+    ),
     "would run the script again": change(main_runs_again=True, start_method="spawn"),
     # 8 batches are queued, the loop holds one more: 90 MiB of 0.9 x 99.
     "4 workers keep 90.0 MiB": change(room=replace(ROOM, shm_free_bytes=99 * MIB)),

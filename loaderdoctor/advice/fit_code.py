@@ -27,6 +27,7 @@ from loaderdoctor.advice.worked import (
     over_own_line,
     rows,
     without_workers,
+    wrapping_of_another,
 )
 from loaderdoctor.facts import Facts
 from loaderdoctor.findings import Finding, Kind
@@ -95,13 +96,30 @@ def decoded_on_device(facts: Facts) -> str | None:
 
 
 def over_dataset(editor: Editor, facts: Facts, wrapping: Wrapping) -> None:
-    """The loader's call over that dataset, and what defines it above. Raises CannotEdit."""
-    made, loader = made_in_script(facts), facts.main_loader
-    assert loader is not None
-    after = over(facts, made, loader, made.source.code(made.call), wrapping)
-    after = without_workers(loader, after) if wrapping.slices else after
-    define(editor, made.source, made.call, wrapping.code)
-    editor.replace(made.source, made.source.span(made.call), after)
+    """The loader's call over that dataset, and what defines it above. Raises CannotEdit.
+
+    Of all loaders that feed the step, as the trial has it, where samples or batches are kept.
+    """
+    main = facts.main_loader
+    assert main is not None
+    first: dict[str, Built] = {}  # of each file, the first call that is changed
+    done: set[ast.Call] = set()
+    for loader in (main, *(x for x in facts.feeding if x is not main)):
+        own = wrapping if loader is main else wrapping_of_another(wrapping, main, loader)
+        made = built(facts, loader)
+        if made is None or (own is not None and own.code != wrapping.code):
+            raise CannotEdit("the loader's call is not in the script, or needs a class of its own")
+        if own is None or made.call in done:
+            continue
+        done.add(made.call)
+        after = over(facts, made, loader, made.source.code(made.call), own)
+        after = without_workers(loader, after) if own.slices else after
+        editor.replace(made.source, made.source.span(made.call), after)
+        known = first.setdefault(made.source.path, made)
+        if made.call.lineno < known.call.lineno:
+            first[made.source.path] = made
+    for made in first.values():
+        define(editor, made.source, made.call, wrapping.code)
 
 
 def _init_function(code: str, name: str) -> Fit:

@@ -22,6 +22,7 @@ from loaderdoctor.advice.patch import Editor
 from loaderdoctor.advice.source import Loop, Source, called_name, names_in, sources_of
 from loaderdoctor.advice.worked import CACHED, Wrapping, over_call, rows, sliced
 from loaderdoctor.facts import Facts
+from loaderdoctor.findings.capacity import why_unsafe
 from loaderdoctor.instrument.wire.records import LoaderRecord
 from loaderdoctor.settings import Settings
 
@@ -322,10 +323,46 @@ def why_not_kept(facts: Facts) -> str | None:
 
     `dataset.set_epoch(epoch)`: they would not hear of it.
     """
+    at = _changed_at(facts)
+    return at and (
+        f"{at} changes the dataset between epochs, which workers that are kept would not hear of: "
+        "they have their own copy."
+    )
+
+
+def why_not_made_once(facts: Facts, loader: LoaderRecord) -> str | None:
+    """What speaks against samples that are made once, whatever they take; None: nothing known."""
+    unsafe, at = why_unsafe(facts, Settings(cache=True)), _changed_at(facts)
+    if unsafe is not None:
+        return unsafe.reason
+    if at is not None:
+        return f"{at} changes the dataset between epochs: samples that are kept would stay."
+    if facts.step is None or loader.id not in facts.step.rebuilt:
+        return None
+    return (
+        "the loop builds the loader again for each pass, and samples that it keeps would be made "
+        "again each time: build it once, before the loop."
+    )
+
+
+def _changed_at(facts: Facts) -> str | None:
+    """The line of the loop over the epochs that changes the dataset: "train.py:12"."""
     loader = facts.main_loader
     made = built(facts, loader) if loader is not None else None
     if made is None or made.dataset is None:
         return None
+    source, function = made.source, made.source.function(made.call)
+    held = {source.code(made.dataset)}
+    held |= {f"{made.name}.dataset"} if made.name is not None else set()
+    for loop in ast.walk(function or source.tree):
+        if not isinstance(loop, (ast.For, ast.AsyncFor, ast.While)):
+            continue
+        if source.function(loop) is not function or (loop.end_lineno or 0) < made.call.lineno:
+            continue  # what goes before makes the dataset
+        for node in ast.walk(loop):
+            if isinstance(node, (ast.expr, ast.stmt)) and _changes(node, held):
+                return f"{source.name}:{node.lineno}"
+    return None
     source, function = made.source, made.source.function(made.call)
     held = {source.code(made.dataset)}
     held |= {f"{made.name}.dataset"} if made.name is not None else set()

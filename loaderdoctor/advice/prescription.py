@@ -21,7 +21,7 @@ from loaderdoctor.advice import (
     Prescription,
 )
 from loaderdoctor.advice.fit_code import fitted
-from loaderdoctor.advice.fit_wrapping import why_not_kept
+from loaderdoctor.advice.fit_wrapping import why_not_kept, why_not_made_once
 from loaderdoctor.advice.ideas import (
     AHEAD,
     CHANGES,
@@ -107,10 +107,12 @@ def prescribe(facts: Facts, findings: Iterable[Finding]) -> Prescription:
     lines: tuple[CodeAdvice, ...] = ()
     if loader is not None and loader.kind != "foreign" and found:
         case = Case(facts=facts, loader=loader, found={f.kind: f for f in found})
-        ways = with_fewer_bytes(case, routes(facts))
+        why_not = why_not_made_once(facts, loader)
+        every = with_fewer_bytes(case, routes(facts))
+        ways = tuple(way for way in every if why_not is None or not way.keeps_samples)
         lines = one_liners(facts)
         code = in_code(case, ways)
-        unsafe = (*unsafe, *not_advised_in_code(case))
+        unsafe = (*unsafe, *not_advised_in_code(case, why_not))
     answered = {advice.kind for advice in lines}
     if lines:  # each is a conversion too
         answered.add(Kind.DATASET_FORMAT_BOUND)

@@ -359,13 +359,16 @@ def in_code(case: Case, ways: Iterable[CodeAdvice]) -> list[Candidate]:
     return [replace(candidate, in_code=True) for candidate in made]
 
 
-def not_advised_in_code(case: Case) -> tuple[NotAdvised, ...]:
-    """Why samples kept in memory are not tried, where they would answer a finding."""
+def not_advised_in_code(case: Case, why_not: str | None) -> tuple[NotAdvised, ...]:
+    """Why samples kept in memory are not tried, where they would answer a finding.
+
+    `why_not`: what speaks against that whatever they take (`fit_code.why_not_kept`).
+    """
     if case.loader.kind != "map" or making_cost(case.facts) is None:
         return ()
     if not any(kind in case.found for kind in MAKING):  # nobody would ask
         return ()
-    reason = why_not_cached(case.facts, case.loader)
+    reason = why_not or why_not_cached(case.facts, case.loader)
     if reason is None:
         return ()
     return (NotAdvised(setting="cache", settings=Settings(cache=True), reason=reason),)

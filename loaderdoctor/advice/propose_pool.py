@@ -382,9 +382,9 @@ def collector_in_workers(case: Case) -> list[Candidate]:
 
 def _startup_matters(case: Case, predicted_ms: float | None) -> bool:
     steps, method = case.loader.steps_per_epoch, case.loader.settings.start_method
-    machine = case.facts.machine
-    if not steps or predicted_ms is None:
-        return False
+    machine, step = case.facts.machine, case.facts.step
+    if not steps or predicted_ms is None or (step is not None and step.changed is not None):
+        return False  # kept workers would miss what the loop changes of the dataset
     if method is None and machine is not None and machine.start_method in STARTUP_MS:
         startup_ms = STARTUP_MS[machine.start_method]
     else:

@@ -137,6 +137,18 @@ CACHED = Wrapping(
 )
 
 
+def wrapping_of_another(
+    wrapping: Wrapping, main: LoaderRecord, other: LoaderRecord
+) -> Wrapping | None:
+    """What stands around another loader's dataset where `wrapping` does around the main one's.
+
+    None where that is of the main one's own (its array, its transforms), and nothing for others.
+    """
+    if wrapping == CACHED:
+        return CACHED
+    return next((make(other) for make in (sliced, rows) if make(main) == wrapping), None)
+
+
 def _definitions(text: str) -> str:
     """An example without its last statement, which builds the loader."""
     return text[: text.rindex(_LOADER)]

@@ -139,7 +139,10 @@ def _other(record: WallRecord, step: StepFacts, crossing_s: float | None) -> lis
     if record.n_gaps and step.steps_per_epoch:
         rest_ns = record.gaps_ns - record.gaps_loader_ns - record.gaps_known_ns
         rest_s = rest_ns / record.n_gaps / NS_PER_S
-        found.append(_rest(rest_s, record.n_gaps, step.steps_per_epoch, at_epoch_end=True))
+        # A loop that leaves its passes early ends few epochs: what lies between two passes is in
+        # its steps then.
+        every = max(step.steps_per_epoch, record.n_steps / (record.n_epochs + 1))
+        found.append(_rest(rest_s, record.n_gaps, every, at_epoch_end=True))
     return [part for part in found if part.seconds > 0.0]
 
 

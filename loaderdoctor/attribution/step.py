@@ -252,6 +252,7 @@ def step_facts(
         n_iterators_created=created[0][1] if created else 0,
         most_iterators_of=created[0][0] if created else None,
         rebuilt=_rebuilt(of_step),
+        changed=next((b.changed for b in of_step if b.changed is not None), None),
         worker_cpu_cores=_cores([w.worker_cpu_ns for w in alone], wall_ns),
         main_cpu_cores=_cores([w.main_cpu_ns for w in alone], wall_ns),
         gpu_peak_allocated_bytes=everything[0].gpu_peak_allocated_bytes,

@@ -22,8 +22,7 @@ Limit = Literal["power", "heat", "board"]
 class CpuFacts:
     """Who used the CPUs during plain windows, besides the run itself, and who waited for one."""
 
-    # CPUs, of those this run may use, that other programs kept busy on average.
-    other_cores: float | None
+    other_cores: float | None  # usable CPUs that other programs kept busy on average
     # Threads of the training process that stood ready to run with no CPU free, on average.
     waiting_threads: float | None
     train_wait_share: float | None  # of the time of the thread that trains
@@ -91,6 +90,7 @@ class StepFacts:
     windows_ms: tuple[float, ...] = ()  # mean step within the epoch, of each window in order
     most_iterators_of: str | None = None  # that loader: LoaderRecord.id
     rebuilt: frozenset[str] = frozenset()  # loaders of the step that are built anew for each epoch
+    changed: str | None = None  # what of their datasets the loop changes between passes
     cpu: CpuFacts | None = None
     compiling: CompileFacts | None = None  # None: nothing was compiled
     collecting: CollectionFacts | None = None  # None: no garbage collection was recorded

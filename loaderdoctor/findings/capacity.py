@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 
+from msgspec.structs import replace
+
 from loaderdoctor.facts import Facts
 from loaderdoctor.facts.host import WorkerFacts
 from loaderdoctor.facts.loop import MachineFacts
@@ -327,7 +329,7 @@ def change_of(facts: Facts, loader: LoaderRecord, changes: Settings) -> Change:
         alongside=False,
         dataset=loader.dataset,
         iterable=loader.kind == "iterable",
-        safety=loader.safety,
+        safety=replace(loader.safety, changed=facts.step.changed if facts.step else None),
         start_method=start_method(facts, whole),
         room=Room()
         if machine is None
@@ -354,10 +356,9 @@ def workers_forecast_bytes(facts: Facts, changes: Settings) -> int | None:
 
     Once each has read the whole dataset. None without a loader that was seen, or without workers.
     """
-    loader = facts.main_loader
-    if loader is None:
+    if facts.main_loader is None:
         return None
-    change = change_of(facts, loader, changes)
+    change = change_of(facts, facts.main_loader, changes)
     return change.n_all * change.worker_needs_bytes or None
 
 
@@ -367,11 +368,13 @@ def container_bytes(loader: LoaderRecord) -> int:
 
 
 def dataset_bytes(facts: Facts) -> int | None:
-    """What the whole dataset takes as the loop gets it; None where not known."""
-    loader = facts.main_loader
-    if loader is None or not loader.n_samples or not loader.batch_size or not loader.batch:
-        return None
-    return sum(t.n_bytes for t in loader.batch) * loader.n_samples // loader.batch_size
+    """What all datasets of the step take as the loop gets them; None where not known."""
+    n_bytes = 0
+    for x in facts.feeding or facts.loaders[:1]:
+        if not x.n_samples or not x.batch_size or not x.batch:
+            return None
+        n_bytes += sum(t.n_bytes for t in x.batch) * x.n_samples // x.batch_size
+    return n_bytes or None
 
 
 def start_method(facts: Facts, whole: Settings) -> str | None:
@@ -393,5 +396,5 @@ def why_unsafe(facts: Facts, changes: Settings) -> Hazard | None:
 
     What was not checked counts as safe: it is the trial's business to fail without harm.
     """
-    loader = facts.main_loader
-    return hazard(change_of(facts, loader, changes)) if loader is not None else None
+    main = facts.main_loader
+    return hazard(change_of(facts, main, changes)) if main is not None else None

@@ -130,6 +130,23 @@ def test_kept_workers_gain_their_startup() -> None:
     assert "persistent_workers=True" in edits_for(facts, one.settings)[0].after
 
 
+def test_workers_are_not_kept_where_the_loop_changes_the_dataset() -> None:
+    facts = with_exposed(
+        input_=0.55,
+        step=step(boundary_ms=40.0, steps_per_epoch=8, changed="y"),
+        workers=workers(batch_ms=12.0),
+    )
+    (found,) = (f for f in find(facts) if f.kind is Kind.WORKER_STARTUP_EACH_EPOCH)
+    assert "changes y of the dataset" in found.summary
+    assert "persistent_workers" not in {p.setting for p in found.predictions}
+    made = prescribe(facts, find(facts))
+    assert not any(c.settings.persistent_workers for c in made.candidates)
+    assert (
+        "`y` of the dataset"
+        in {w.setting: w.reason for w in made.not_advised}["persistent_workers"]
+    )
+
+
 @pytest.mark.parametrize(
     ("code", "written"),
     [

@@ -41,7 +41,8 @@ def one(what: Literal["pass", "save"] = "pass", **changes: Any) -> OutsideRecord
 
 
 def wall(*outside: OutsideRecord, step_: StepFacts | None = None, **changes: Any) -> WallFacts:
-    made = wall_facts(WallRecord(n_steps=100, outside=outside, **changes), step_ or step())
+    record = WallRecord(**{"n_steps": 100, "outside": outside, **changes})
+    made = wall_facts(record, step_ or step())
     assert made is not None
     return made
 
@@ -108,6 +109,12 @@ def test_work_between_epochs_is_spread_over_the_epoch() -> None:
     assert [(p.what, p.n) for p in found.outside] == [("other", 3)]
     assert found.outside_ms == pytest.approx(4.0)
     assert wall(n_gaps=3, gaps_ns=30 * MS, n_epochs=3).outside == ()  # 0.1 of 10 ms a step
+
+
+def test_a_loop_that_leaves_its_passes_early_ends_few_epochs() -> None:
+    # One pass of 100 steps ran out; what lies between the others is in the time of their steps.
+    found = wall(n_steps=4000, n_gaps=1, gaps_ns=4000 * MS, n_epochs=1)
+    assert [p.every_steps for p in found.outside] == [2000.0]
 
 
 def test_what_each_step_holds_is_in_its_time_already() -> None:

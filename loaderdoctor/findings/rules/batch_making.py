@@ -111,7 +111,10 @@ def _startup_of_run(facts: Facts) -> Finding | None:
     of = f" of {len(again)} loaders" if len(again) > 1 else ""
     anew = any(x.id in step.rebuilt for x in again)
     built = " The loader is built again for each, in the loop over the epochs." if anew else ""
+    if step.changed is not None:
+        built += f" The loop changes {step.changed} of the dataset: workers kept would miss that."
     without = _without_workers(facts, cost, explained)
+    kept = _kept(cost.step_ms - explained.ms, anew=anew)
     return Finding(
         kind=Kind.WORKER_STARTUP_EACH_EPOCH,
         severity=explained.severity,
@@ -123,7 +126,7 @@ def _startup_of_run(facts: Facts) -> Finding | None:
             f"{fmt.share(explained.share)} of the run.{built}"
         ),
         predictions=(
-            _kept(cost.step_ms - explained.ms, anew=anew),
+            *([kept] if step.changed is None else []),
             *([without] if without else []),
         ),
         evidence={

@@ -6,7 +6,8 @@ and what follows from it for batches that the user's model is trained on.
 Workers hold the dataset as it was when they were started. A loop that changes it meanwhile (a
 curriculum, an epoch number, a list shuffled in place) gets other samples from workers that are
 started at another time: `marks` are what of its state can be seen to change (values, content,
-versions, which object it is).
+versions, which object it is). `BetweenPasses` asks the same for advice: what is kept from epoch to
+epoch (workers, samples) would stay as it was.
 """
 
 from __future__ import annotations
@@ -48,6 +49,10 @@ MAX_MARKS = 10_000  # about three microseconds each
 # Of content, which is read again at each pass: a hash costs about a millisecond a megabyte.
 MAX_BYTES = 4_000_000
 _REFERENCE_BYTES = 8
+# Of each loader: what changes from epoch to epoch does so in the first ones too, as a rule, and
+# each look may take tens of milliseconds.
+MAX_PASSES_LOOKED_AT = 4
+ITS_LENGTH, ITS_ENTRIES = "its length", "its entries"
 _PLAIN = (str, bytes, int, float, complex, bool, type(None))
 _PLAIN_TYPES = frozenset(_PLAIN)
 _SEQUENCES = (list, tuple, deque)
@@ -175,6 +180,65 @@ def marks(dataset: object) -> Marks:
     except Exception:  # any class may object in its own way, and may be changed by a thread
         return Marks(id(dataset), whole=False)
     return Marks(content, whole=look.whole)
+
+
+class BetweenPasses:
+    """What of a loader's dataset the loop was seen to change between two of its first passes.
+
+    What changes within a pass that this process reads is the dataset's own doing (samples that it
+    keeps, a file that it opens), and tells nothing. A pass that the loop leaves early has no end
+    where that could be told apart: then only the length does.
+    """
+
+    def __init__(self, own: set[str]) -> None:
+        """`own`: attributes that datasets change themselves; loaders may share a dataset."""
+        self._n_left = MAX_PASSES_LOOKED_AT
+        self._dataset: int | None = None  # the id of the one that was looked at
+        self._length: int | None = None
+        self._begun: dict[str, Any] = {}  # its attributes, compared by what `marks` compares
+        self._last: dict[str, Any] | None = None  # as the loop had them last; None: not known
+        self._own = own
+
+    def begins(self, loader: DataLoader[Any]) -> str | None:
+        """What the loop changed since the pass before; None: nothing that was seen."""
+        if not self._n_left:
+            return None
+        self._n_left -= 1
+        dataset, length = loader.dataset, _length(loader.dataset)
+        parts, same = _parts(dataset), id(dataset) == self._dataset
+        found = None
+        if same and length != self._length:
+            found = ITS_LENGTH
+        elif same and self._last is not None:
+            found = next((x for x in _differing(self._last, parts) if x not in self._own), None)
+        self._dataset, self._length, self._begun = id(dataset), length, parts
+        self._last = parts if loader.num_workers else None  # workers read copies of it
+        return found
+
+    def ended(self, loader: DataLoader[Any]) -> None:
+        """A pass found its end."""
+        if self._n_left and not loader.num_workers and id(loader.dataset) == self._dataset:
+            self._last = _parts(loader.dataset)
+            self._own.update(_differing(self._begun, self._last))
+
+
+def _length(dataset: Any) -> int | None:
+    try:
+        return len(dataset)
+    except Exception:  # the user's own __len__ may raise anything
+        return None
+
+
+def _parts(dataset: Any) -> dict[str, Any]:
+    """What a dataset is compared by, for each of its attributes."""
+    content = marks(dataset).content
+    if not isinstance(content, tuple) or content[:1] != (id(dataset),):
+        return {ITS_ENTRIES: content}
+    return dict(content[1])
+
+
+def _differing(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
+    return [name for name, mark in b.items() if name in a and a[name] != mark]
 
 
 class _Look:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from loaderdoctor.instrument.batches.properties import Labels, Lengths, PageProbe, Shapes
     from loaderdoctor.instrument.batches.replay_buffer import Ahead, ReplayBuffer
     from loaderdoctor.instrument.batches.source import Source
+    from loaderdoctor.instrument.handover.exactness import BetweenPasses
     from loaderdoctor.instrument.handover.live_loader import LiveLoader
 
 # Batches of each loader described during warm-up: enough to see whether shapes vary.
@@ -111,7 +112,8 @@ class Passes:
 
     n_begun: int = 0
     epoch_length: int | None = None  # as observed: batches of the last epoch that ran out
-    left_after: int | None = None  # batches after which the loop left the last pass early
+    # Batches after which the loop left the last pass early; None: it did not.
+    left_after: int | None = None
     n_seen: int = 0  # batches of the present pass, while none of them was substituted
     teardown_ns: int = 0  # worker shutdown since the last iterator was created
 
@@ -127,7 +129,7 @@ class Passes:
         self.teardown_ns = max(self.teardown_ns, took_ns)
         if n_batches:
             self.epoch_length = n_batches
-        self.n_seen = 0
+        self.n_seen, self.left_after = 0, None
 
 
 @dataclass(slots=True)
@@ -214,6 +216,8 @@ class LoaderState:
     substitute: Substitute = field(default_factory=Substitute)
     loop: str | None = None  # where the loop last began to read it: "train.py:57"
     rebuilt: bool = False  # by another DataLoader object since the pass before
+    between: BetweenPasses | None = None
+    changed: str | None = None  # what of its dataset the loop changed since then
     pending_drop: int = 0  # real batches to throw away at the next real fetch
     pages: PageProbe = field(default_factory=_page_probe)  # uses up what is thrown away
     replay_buffer: ReplayBuffer | None = None
@@ -234,6 +238,19 @@ class LoaderState:
             return loader
         feed = self.feed() if self.feed is not None else None
         return feed.held if feed is not None else None
+
+    def look_at(self, loader: DataLoader[Any], own: set[str]) -> None:
+        """A pass begins over `loader`, the present object; `own`: as `BetweenPasses` has it."""
+        from loaderdoctor.instrument.handover.exactness import BetweenPasses  # torch is there now
+
+        self.between = self.between or BetweenPasses(own)
+        self.changed = self.between.begins(loader) or self.changed
+
+    def look_again(self) -> None:
+        """The pass found its end."""
+        loader = self.living()
+        if self.between is not None and loader is not None:
+            self.between.ended(loader)
 
     def start_over(self) -> None:
         """Its own batches again, and no part in a step: which loaders have one is open again."""
@@ -293,6 +310,6 @@ class LoaderState:
         """len(loader), or what the loop was seen to use where it leaves each epoch early."""
         # An iterator made for each batch has no epochs: its length stays the loader's.
         length, left_after = self.passes.epoch_length, self.passes.left_after
-        if length is None and left_after is not None and left_after > 1:
+        if left_after is not None and left_after > 1:
             return left_after
         return self.record.steps_per_epoch or length

@@ -29,6 +29,7 @@ class LoaderRegistry:
 
     def __init__(self) -> None:
         self.states: list[LoaderState] = []
+        self.changed_in_passes = set[str]()  # attributes that datasets change themselves
         self.any_built = False  # a script with one may train for long before it iterates it
         self._sites: weakref.WeakKeyDictionary[Any, Site] = weakref.WeakKeyDictionary()
         # Where the user built the latest loader over a dataset, by the dataset's id.

@@ -60,6 +60,8 @@ class Loop:
         if session.stopping:
             exit_now()
         state = session.registry.state_of(loader)
+        if session.recording is None:
+            state.look_at(loader, session.registry.changed_in_passes)
         definition, clock = session.definition, session.window.clock
         start = perf_counter_ns()
         if (
@@ -97,7 +99,7 @@ class Loop:
             clock.created(feed.create_ns)
         if definition is not None and get_ident() == definition.thread:
             if state.role == "train":
-                session.wall.renewed(feed.create_ns)
+                session.wall.renewed(start, start + feed.create_ns)
             else:
                 end = start + feed.create_ns
                 session.wall.opened(state.id, start, end, n_steps=session.n_steps)
@@ -287,7 +289,7 @@ class Loop:
             (clock.apart if substituted else clock.teardown)(took)
         definition = session.definition
         if definition is not None and get_ident() == definition.thread:
-            session.wall.renewed(took)
+            session.wall.renewed(start, start + took)
 
     # ------------------------------------------------------------ steps
 
@@ -352,6 +354,7 @@ class Loop:
         loader, definition = feed.loader, session.definition
         feed.quick, session.window.hears_work = None, True
         loader.passes.end(feed.n_seen if not feed.tainted else None, took)
+        loader.look_again()
         if session.passes is not None:
             session.passes.ran_out(loader, start)
         if definition is None:
@@ -379,9 +382,10 @@ class Loop:
             at_ns=feed.at_ns or start,
             first=passes.n_begun <= 1,
             rebuilt=loader.rebuilt,
+            changed=loader.changed,
         )
         passes.teardown_ns = 0
-        loader.rebuilt = False
+        loader.rebuilt, loader.changed = False, None
         if not feed.tainted and len(session.boundaries) < MAX_BOUNDARIES:
             session.boundaries.append(record)
         if session.window.fetches is not None:

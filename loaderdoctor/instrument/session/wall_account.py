@@ -258,10 +258,12 @@ class WallAccount:
         # What its workers' end took is in this fetch, and was told already.
         self._stretch.loader_ns = max(self._stretch.loader_ns, took_ns)
 
-    def renewed(self, ns: int) -> None:
-        """A loader of the step got a new iterator, or its workers were shut down."""
+    def renewed(self, start: int, now: int) -> None:
+        """A loader of the step got a new iterator, or its workers were shut down, meanwhile."""
+        self._charge(start)  # a pass that is under way, as one over tasks, takes none of it
+        self._since_ns = now
         self._stretch.renewed = self.eventful = True
-        self._stretch.loader_ns += ns
+        self._stretch.loader_ns += now - start
 
     def boundary(self, now: int, n_steps: int) -> None:
         """A step boundary behind which something else lay (`eventful`)."""
@@ -290,9 +292,8 @@ class WallAccount:
             for found in stretch.held:
                 found.n_at_epoch_end += 1
         into = self._gaps if stretch.epoch_over else self._crossings
-        if not self.began_ns or not (stretch.held or stretch.epoch_over):
-            return
-        if self._undisturbed():
+        held = bool(stretch.held) or stretch.epoch_over
+        if self.began_ns and held and self._undisturbed():
             into.n += 1
             into.whole_ns += now - self.began_ns
             into.loader_ns += stretch.loader_ns

@@ -111,6 +111,7 @@ class SafetyRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     guard_missing: str | None = None  # the main guard with what of the script belongs under it
     pickled_bytes: int = 0  # what each spawned worker would hold of the dataset; 0: not known
     shared_bytes: int = 0  # of CPU tensors, which spawn moves into /dev/shm, once for all
+    changed: str | None = None  # what of the dataset the loop changes between its passes: "y"
 
 
 class PaddingRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -242,6 +243,8 @@ class BoundaryRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     at_ns: int  # when the creation began
     first: bool = False  # the first iterator of the run: caches cold, imports included
     rebuilt: bool = False  # of a DataLoader object built since the iterator before
+    # What of the dataset the loop changed since the pass before ("y"); None: nothing was seen.
+    changed: str | None = None
 
 
 class OutsideRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -89,6 +89,15 @@ def test_a_pass_within_a_pass_is_counted_once() -> None:
     assert {one.site: one.timed_ns for one in wall.record(2).outside} == {"outer": 70, "inner": 30}
 
 
+def test_what_the_steps_loader_takes_to_open_is_none_of_the_pass_around_it() -> None:
+    wall = account()
+    wall.opened("tasks", 0, 0, n_steps=1)
+    wall.fetched("tasks", 0, 10, with_grad=True, n_steps=1)
+    wall.renewed(15, 95)  # of the loader of that task
+    wall.boundary(100, 2)
+    assert {one.site: one.timed_ns for one in wall.record(2).outside} == {"tasks": 20}
+
+
 def test_an_iterator_kept_for_later_is_no_pass() -> None:
     wall = account()
     wall.opened("aux", 0, 10, n_steps=1)
@@ -101,7 +110,7 @@ def test_between_epochs_there_is_no_step() -> None:
     wall = account()
     wall.epoch_over(5)
     wall.saved("train.py:9", 100, 140, n_steps=10)
-    wall.renewed(20)
+    wall.renewed(150, 170)
     wall.boundary(201, 11)
     record = wall.record(11)
     assert (record.n_gaps, record.n_epochs, record.n_crossings) == (1, 1, 0)

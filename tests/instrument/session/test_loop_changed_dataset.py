@@ -1,0 +1,118 @@
+"""What of a dataset the loop changes between its passes is told with the boundary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from loaderdoctor.instrument.wire.protocol import WindowRequest
+from tests.instrument.watched import Trainer, loader_of, watch
+
+N_PASSES = 6
+
+
+class Labelled(Dataset[Any]):
+    """Keeps what it made, counts what it was asked, and holds what a loop may change."""
+
+    def __init__(self, n: int = 8) -> None:
+        self.x, self.y = torch.rand(n, 4), torch.zeros(n, dtype=torch.long)
+        self.rows = [[i] for i in range(n)]
+        self.epoch = 0
+        self.kept: dict[int, Any] = {}
+        self.n_asked = 0
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        self.n_asked += 1
+        return self.kept.setdefault(index, (self.x[index % 8], self.y[index % 8]))
+
+
+def _labels(data: Labelled, epoch: int) -> None:
+    data.y = torch.full((8,), epoch)
+
+
+def _in_place(data: Labelled, epoch: int) -> None:
+    data.y.add_(1)
+
+
+def _epoch(data: Labelled, epoch: int) -> None:
+    data.epoch = epoch
+
+
+def _grows(data: Labelled, epoch: int) -> None:
+    data.rows.append([epoch])
+
+
+def _nothing(data: Labelled, epoch: int) -> None:
+    pass
+
+
+def told(
+    change: Callable[[Labelled, int], None], *, leaves: bool = False, **loader: Any
+) -> set[Any]:
+    """What the boundaries of a loop say that changes its dataset before each pass."""
+    trainer, data = Trainer(), Labelled()
+
+    def loop() -> None:
+        made = DataLoader(data, batch_size=2, **loader)
+        others = DataLoader(data, batch_size=4)
+        for epoch in range(N_PASSES):
+            change(data, epoch)
+            for n, (x, _) in enumerate(made):
+                trainer.step(x)
+                if leaves and n == 2:
+                    break
+            with torch.no_grad():  # read in between by this process as well
+                for x, _ in others:
+                    trainer.model(x)
+
+    watched = watch(loop, WindowRequest(id=1, mode="plain", n_steps=8))
+    boundaries = (*watched.observed.boundaries, *watched.windows[0].boundaries)
+    ids = {x.id for x in watched.observed.loaders if x.role == "train"}
+    return {b.changed for b in boundaries if b.loader in ids} - {None}
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [(_labels, {"y"}), (_in_place, {"y"}), (_epoch, {"epoch"}), (_grows, {"its length"})],
+)
+def test_what_the_loop_changes_between_passes_is_named(
+    change: Callable[[Labelled, int], None], what: set[str], num_workers: int
+) -> None:
+    assert told(change, num_workers=num_workers) == what
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("leaves", [False, True])
+def test_samples_that_the_dataset_keeps_itself_are_no_change_of_the_loops(
+    leaves: bool, num_workers: int
+) -> None:
+    assert told(_nothing, leaves=leaves, num_workers=num_workers) == set()
+
+
+def test_of_a_pass_that_is_left_early_its_length_still_tells() -> None:
+    assert told(_grows, leaves=True) == {"its length"}
+
+
+@pytest.mark.parametrize(("lengths", "steps"), [((1, 2, 9, 9, 9), 4), ((9, 9, 3, 3, 3), 3)])
+def test_an_epoch_is_what_the_loop_read_of_its_last_pass(
+    lengths: tuple[int, ...], steps: int
+) -> None:
+    trainer = Trainer()
+
+    def loop() -> None:
+        for length in lengths:
+            for n, (x, _) in enumerate(loader_of(length)):
+                trainer.step(x)
+                if n == 3:
+                    break
+
+    watched = watch(loop, WindowRequest(id=1, mode="plain", n_steps=2))
+    assert [x.steps_per_epoch for x in watched.ended.loaders] == [steps]

@@ -241,6 +241,7 @@ def _spelled(word: str, names: Sequence[str], *, takes_value: bool) -> int:
     return 0
 
 
+_MAKES_SAMPLES = ("__getitem__", "__getitems__", "__iter__")
 # More lines than this are said by their numbers: nobody reads them twice, once to be indented.
 MAX_LINES = 16
 _DEFINES = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -287,7 +288,7 @@ def _under_guard(main: Source, text: str) -> tuple[str | None, int, int]:
     first, last = before[0].lineno, before[-1].end_lineno or before[-1].lineno
     runs = _running(tree)
     behind = tree.body[tree.body.index(runs[0]) :]
-    if len(behind) != len(runs):
+    if len(behind) != len(runs) or any(_fills(tree, x) for x in runs):
         return None, first, last
     lines = text.split("\n")
     at = runs[0].lineno - 1
@@ -320,6 +321,26 @@ def _running(tree: ast.Module) -> list[ast.stmt]:
     if not runs:
         raise CannotEdit("nothing of the script runs")
     return runs
+
+
+def _fills(tree: ast.Module, statement: ast.stmt) -> bool:
+    """Whether it fills what samples are made of: `TABLE[name] = 1`, which workers must see too."""
+    read: set[str] = set()
+    for made in (x for x in tree.body if isinstance(x, ast.ClassDef)):
+        methods = (f for f in made.body if getattr(f, "name", "") in _MAKES_SAMPLES)
+        read |= {name for f in methods for name in names_in(f)}
+    # What the script assigns: no module.
+    read &= {
+        x.id for x in ast.walk(tree) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)
+    }
+    for node in ast.walk(statement):
+        call = node.value if isinstance(node, ast.Expr) else None
+        filled = call.func if isinstance(call, ast.Call) else node
+        if isinstance(filled, (ast.Attribute, ast.Subscript)):
+            stored = filled is not node or isinstance(filled.ctx, ast.Store)
+            if stored and isinstance(filled.value, ast.Name) and filled.value.id in read:
+                return True
+    return False
 
 
 def written(facts: Facts, settings: Settings) -> Written:

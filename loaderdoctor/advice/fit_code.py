@@ -301,8 +301,8 @@ def _rarely(editor: Editor, facts: Facts, source: Source, line: int) -> None:
                 start, end = source.line_start(node), source.line_end(node)
                 indent = source.indent(node)
                 kept, level = within_strings(source.text), one_level(indent)
-                lines = enumerate(source.text[start:end].splitlines(keepends=True), node.lineno)
-                moved = "".join(x if number in kept else level + x for number, x in lines)
+                lines = enumerate(source.text[start:end].rstrip("\n").split("\n"), node.lineno)
+                moved = "".join(f"{'' if n in kept else level}{x}\n" for n, x in lines)
                 head = f"{indent}if {counter.id} % {EVERY} == 0:\n"
                 editor.replace(source, (start, end), head + moved)
                 return

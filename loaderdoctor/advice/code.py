@@ -84,6 +84,13 @@ TRAINING_ARGUMENTS = {
     "pin_memory": "dataloader_pin_memory",
     "batch_size": "per_device_train_batch_size",
 }
+TRAINING_DEFAULTS: dict[str, Value] = {
+    "dataloader_num_workers": 0,
+    "dataloader_prefetch_factor": None,
+    "dataloader_persistent_workers": False,
+    "dataloader_pin_memory": True,
+    "per_device_train_batch_size": 8,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +166,16 @@ def loader_arguments(changes: Settings) -> dict[str, Value]:
     return {**arguments, **(_WITHOUT_WORKERS if changed.get("num_workers") == 0 else {})}
 
 
+def trainer_arguments(arguments: Mapping[str, Value]) -> dict[str, Value] | None:
+    """By their names in TrainingArguments; None where one that says something has none there."""
+    told = {
+        k: v for k, v in arguments.items() if k in TRAINING_ARGUMENTS or v != LOADER_DEFAULTS[k]
+    }
+    if not set(told) <= set(TRAINING_ARGUMENTS):
+        return None
+    return {TRAINING_ARGUMENTS[name]: value for name, value in told.items()}
+
+
 def edits_for(facts: Facts, settings: Settings) -> tuple[CodeEdit, ...]:
     """The lines to write for these settings: the loader's call, the copies, the loop."""
     edits: list[CodeEdit] = []
@@ -189,12 +206,9 @@ def hints_for(
     arguments = {k: v for k, v in loader_arguments(settings).items() if k not in without}
     said = []
     if arguments:
-        libraries = {loader.library for loader in facts.feeding}
-        by_trainer = libraries == {"transformers"} and set(arguments) <= set(TRAINING_ARGUMENTS)
-        names = (
-            {TRAINING_ARGUMENTS[k]: v for k, v in arguments.items()} if by_trainer else arguments
-        )
-        said.append(_loader_hint(names, why, in_trainer=by_trainer).after)
+        by_trainer = {loader.library for loader in facts.feeding} == {"transformers"}
+        named = trainer_arguments(arguments) if by_trainer else None
+        said.append(_loader_hint(named or arguments, why, in_trainer=named is not None).after)
     if settings.non_blocking:
         said.append(_TRANSFER_HINT["to"])
     said += axis_ideas(settings)
@@ -267,10 +281,11 @@ def _check_taken(call: ast.Call | None, arguments: Mapping[str, Value]) -> None:
 
 def edit_framework_call(library: str, changes: Settings) -> CodeEdit:
     """A hint, since the call to change is not in the user's code."""
-    arguments = {k: v for k, v in loader_arguments(changes).items() if v is not None}
-    if library == "transformers" and set(arguments) <= set(TRAINING_ARGUMENTS):
-        named = {TRAINING_ARGUMENTS[name]: value for name, value in arguments.items()}
+    arguments = loader_arguments(changes)
+    named = trainer_arguments(arguments) if library == "transformers" else None
+    if named is not None:
         return _loader_hint(named, None, in_trainer=True)
+    arguments = {k: v for k, v in arguments.items() if v is not None}
     return _loader_hint(arguments, f"{library} builds this loader")
 
 

@@ -14,9 +14,11 @@ from loaderdoctor.advice.code import (
     LOADER_DEFAULTS,
     LOADER_PARAMETERS,
     TRAINING_ARGUMENTS,
+    TRAINING_DEFAULTS,
     TRANSFER_PARAMETERS,
     is_no_transfer,
     loader_arguments,
+    trainer_arguments,
 )
 from loaderdoctor.advice.fit_wrapping import moved_out, wrapped_call, wrapping_code
 from loaderdoctor.advice.patch import (
@@ -134,14 +136,12 @@ def _training_arguments(editor: Editor, facts: Facts, arguments: dict[str, Value
         for call in source.calls()
         if called_name(call).endswith("TrainingArguments")
     ]
-    given: dict[str, Value] = {k: v for k, v in arguments.items() if v is not None}
-    if len(calls) != 1 or not set(given) <= set(TRAINING_ARGUMENTS):
+    if len(calls) != 1 or trainer_arguments(arguments) is None:
         raise CannotEdit("transformers builds this loader")
     source, call = calls[0]
     own = argument(call, TRAINING_ARGUMENTS["num_workers"], ())
-    given = where_workers(own, source.text, given)
-    named = {TRAINING_ARGUMENTS[name]: value for name, value in given.items()}
-    text = with_arguments(source.code(call), named, parameters=(), defaults={})
+    named = trainer_arguments(where_workers(own, source.text, arguments)) or {}
+    text = with_arguments(source.code(call), named, parameters=(), defaults=TRAINING_DEFAULTS)
     editor.replace(source, source.span(call), text)
 
 

@@ -614,3 +614,27 @@ data = [0.0]
 """
     again = rerun(started(text + LOADER.format("args.workers"), "train"), NINE)
     assert again is not None and again.command == "python train.py train --workers 9"
+
+
+@pytest.mark.parametrize(
+    ("own", "settings", "after"),
+    [
+        ("dataloader_num_workers=4, dataloader_prefetch_factor=4", Settings(num_workers=0),
+         "dataloader_num_workers=0, dataloader_prefetch_factor=None"),  # else Trainer refuses it
+        ("dataloader_num_workers=4, dataloader_persistent_workers=True", Settings(num_workers=0),
+         "dataloader_num_workers=0, dataloader_persistent_workers=False"),
+        ("seed=1", Settings(pin_memory=False), "seed=1, dataloader_pin_memory=False"),
+        ("dataloader_pin_memory=False", Settings(pin_memory=True), "dataloader_pin_memory=True"),
+    ],
+)  # fmt: skip
+def test_trainer_is_told_by_its_own_arguments(own: str, settings: Settings, after: str) -> None:
+    text = f"from transformers import TrainingArguments\nargs = TrainingArguments('out', {own})\n"
+    facts = started(text + PLAIN + LOADER.format(4), loader={"library": "transformers"})
+    assert f"+ args = TrainingArguments('out', {after})" in written(facts, settings).code
+
+
+def test_no_workers_are_advised_in_trainer_s_words_where_no_line_is_known() -> None:
+    facts = started(PLAIN + LOADER.format(4), loader={"library": "transformers"})
+    said = written(facts, Settings(num_workers=0)).idea or ""
+    assert "`dataloader_num_workers=0" in said and "in TrainingArguments." in said
+    assert "timeout" not in said

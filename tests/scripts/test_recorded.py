@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -64,6 +66,45 @@ def test_stdin_and_signals_are_the_scripts(tmp_path: Path) -> None:
         timeout=120,
     )
     assert done.stdout.startswith("1 True piped\n"), done.stderr
+
+
+@pytest.mark.parametrize("n_signals", [1, 2])
+def test_a_run_ends_by_ctrl_c_as_the_script_does(n_signals: int, tmp_path: Path) -> None:
+    """The second one comes while the report is awaited."""
+    script = tmp_path / "waits.py"
+    script.write_text(
+        "import sys, time, torch\n"
+        "from torch.utils.data import DataLoader\n"
+        "model = torch.nn.Linear(1, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)\n"
+        "for i, x in enumerate(DataLoader(torch.ones(100_000, 1))):\n"
+        "    model(x).sum().backward()\n"
+        "    optimizer.step()\n"
+        "    if i == 600:\n"
+        "        print('warm', flush=True)\n"
+        "    time.sleep(0.002)\n"
+    )
+    ends = []
+    for command in ([], ["-m", "loaderdoctor", "run", "--output", "run"]):
+        process = subprocess.Popen(
+            [sys.executable, *command, str(script)],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline() == "warm\n"
+        process.send_signal(signal.SIGINT)
+        said = ""
+        while "KeyboardInterrupt" not in said:
+            said += process.stderr.readline()
+        if n_signals == 2 and command:
+            time.sleep(0.3)
+            process.send_signal(signal.SIGINT)
+        said += process.communicate(timeout=120)[1]
+        ends.append((process.returncode, said.count("Traceback")))
+    assert ends == [(-signal.SIGINT, 1)] * 2, said
 
 
 @pytest.mark.slow

@@ -22,6 +22,12 @@ from importlib.abc import InspectLoader, MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
+from typing import Literal, NamedTuple
+
+from loaderdoctor.instrument.command.endings import in_one_line
+from loaderdoctor.instrument.session.script_process import StopTraining
+from loaderdoctor.instrument.system.processes import EXIT_INTERRUPTED
+from loaderdoctor.instrument.wire.channel import CheckedConfig, LaunchConfig
 
 _OURS = str(Path(__file__).parent.parent) + os.sep  # instrument/
 # Interpreters older than 3.11 have no `-P`.
@@ -31,6 +37,48 @@ _PACKAGE = "loaderdoctor"  # imported before, and no part of what is proven
 
 class CannotStartError(Exception):
     """The target can't be found; the message is the interpreter's own for this case."""
+
+
+class ScriptEnd(NamedTuple):
+    """How the script ended."""
+
+    how: Literal["script-ended", "script-failed", "interrupted"] = "script-ended"
+    code: int = 0
+    reason: str | None = None  # the exception that ended it
+    stopped: bool = False  # by us
+
+
+def run_target(config: LaunchConfig | CheckedConfig) -> ScriptEnd:
+    """Run its target to the end, and say on stderr what the interpreter would of that."""
+    try:
+        (run_script if config.kind == "script" else run_module)(config.target, config.args)
+        return ScriptEnd()
+    except StopTraining:
+        return ScriptEnd(stopped=True)
+    except CannotStartError as error:
+        print(error, file=sys.stderr)
+        return ScriptEnd("script-failed", 2 if config.kind == "script" else 1)
+    except SystemExit as error:
+        return ScriptEnd(code=_exit_code(error))
+    except BaseException as error:
+        raised = error
+    # Not while it is handled: it would be the context of what the script's excepthook raises.
+    if isinstance(raised, KeyboardInterrupt):
+        return ScriptEnd("interrupted", report_exception(raised, EXIT_INTERRUPTED))
+    return ScriptEnd("script-failed", report_exception(raised, 1), in_one_line(raised))
+
+
+def exit_code_of(error: SystemExit) -> int:
+    """What the interpreter makes of it, but for a text, which it prints."""
+    if isinstance(error.code, int):
+        return error.code
+    return 0 if error.code is None else 1
+
+
+def _exit_code(error: SystemExit) -> int:
+    if error.code is not None and not isinstance(error.code, int):
+        print(error.code, file=sys.stderr)
+    return exit_code_of(error)
 
 
 def run_script(script: str, args: tuple[str, ...]) -> None:
@@ -104,10 +152,23 @@ def _new_main(
     return module
 
 
-def report_exception(error: BaseException) -> None:
-    """Print an uncaught exception as the interpreter would, through the script's excepthook."""
+def report_exception(error: BaseException, code: int) -> int:
+    """Print an uncaught exception as the interpreter would, through the script's excepthook.
+
+    The exit code: `code`, or that of a hook which exits.
+    """
     strip_frames(error)
-    sys.excepthook(type(error), error, error.__traceback__)
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except SystemExit as left:
+        return _exit_code(left)
+    except BaseException as failed:
+        strip_frames(failed)
+        told = {"Error in sys.excepthook:": failed, "\nOriginal exception was:": error}
+        for text, one in told.items():
+            print(text, file=sys.stderr)
+            sys.__excepthook__(type(one), one, one.__traceback__)
+    return code
 
 
 def strip_frames(error: BaseException) -> None:
@@ -121,6 +182,7 @@ def strip_frames(error: BaseException) -> None:
         seen.add(id(one))
         one.__traceback__ = _without_ours(one.__traceback__)
         todo.extend(x for x in (one.__cause__, one.__context__) if x is not None)
+        todo.extend(getattr(one, "exceptions", ()))  # of a group, Python >= 3.11
 
 
 def _without_ours(tb: types.TracebackType | None) -> types.TracebackType | None:

@@ -23,11 +23,8 @@ from typing import Any, NoReturn
 import msgspec
 
 from loaderdoctor.instrument.entry import (
-    CannotStartError,
     CopyFirst,
-    report_exception,
-    run_module,
-    run_script,
+    run_target,
 )
 from loaderdoctor.instrument.entry.checked_samples import FixedDraws, SeenSamples
 from loaderdoctor.instrument.session.hooks import ImportWatch
@@ -335,27 +332,12 @@ def main() -> NoReturn:
     config = msgspec.json.decode(os.environ.pop(CHECKED_VARIABLE), type=CheckedConfig)
     recorder = _Recorder(config)
     recorder.watch()
-    code = 0
-    try:
-        if config.kind == "script":
-            run_script(config.target, config.args)
-        else:
-            run_module(config.target, config.args)
-    except StopTraining:
+    end = run_target(config)
+    if end.stopped:
         exit_now()
-    except CannotStartError as error:
-        print(error, file=sys.stderr)
-        code = 2
-    except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else int(error.code is not None)
-        if isinstance(error.code, str):
-            print(error.code, file=sys.stderr)
-    except BaseException as error:
-        report_exception(error)
-        code = 1
-    if code == 0 and "torch" in sys.modules:
+    if end.code == 0 and "torch" in sys.modules:
         recorder.finish(stopped=False)
-    sys.exit(code)
+    sys.exit(end.code)
 
 
 if __name__ == "__main__":

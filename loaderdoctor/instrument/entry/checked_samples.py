@@ -15,7 +15,6 @@ import functools
 import hashlib
 import os
 import random
-import sys
 import threading
 import time
 import weakref
@@ -30,6 +29,7 @@ import numpy as np
 
 from loaderdoctor.instrument.wire.channel import N_DIGEST_BYTES, CheckedSamples, samples_file
 
+_global = np.random.mtrand._rand  # what numpy's own functions draw from, which scripts call
 _MAP = 0  # torch's _DatasetKind.Map
 # A model that was not called by then is no module, or is fed with what has no rows.
 FIRST_STEPS = 5
@@ -190,9 +190,7 @@ def seed_all(seed: int) -> None:
 
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(seed % 2**32)
+    _global.seed(seed % 2**32)
 
 
 @contextmanager
@@ -200,8 +198,7 @@ def _noting_draws(file: Path) -> Iterator[None]:
     """Makes the file where a generator has moved."""
     before = _positions()
     yield
-    # numpy's generator is seeded where numpy was imported before.
-    if any(x != y for x, y in zip(before, _positions(), strict=False)):
+    if before != _positions():
         with suppress(OSError):
             file.touch()
 
@@ -209,12 +206,10 @@ def _noting_draws(file: Path) -> Iterator[None]:
 def _positions() -> tuple[object, ...]:
     import torch
 
-    numpy = sys.modules.get("numpy")
-    ours = numpy.random.get_state() if numpy is not None else ()
     return (
         torch.default_generator.get_state().numpy().tobytes(),
         random.getstate(),
-        *(x.tobytes() if hasattr(x, "tobytes") else x for x in ours),
+        *(x.tobytes() if isinstance(x, np.ndarray) else x for x in _global.get_state()),
     )
 
 
@@ -222,16 +217,14 @@ def _positions() -> tuple[object, ...]:
 def _kept_generators() -> Iterator[None]:
     import torch
 
-    numpy = sys.modules.get("numpy")
-    states = torch.default_generator.get_state(), random.getstate()
-    ours = numpy.random.get_state() if numpy is not None else None
+    torchs, pythons = torch.default_generator.get_state(), random.getstate()
+    numpys = _global.get_state()
     try:
         yield
     finally:
-        torch.default_generator.set_state(states[0])
-        random.setstate(states[1])
-        if numpy is not None and ours is not None:
-            numpy.random.set_state(ours)
+        torch.default_generator.set_state(torchs)
+        random.setstate(pythons)
+        _global.set_state(numpys)
 
 
 def _number(*parts: object) -> int:
@@ -317,7 +310,6 @@ class SeenSamples:
 
     @property
     def alike(self) -> bool:
-        """Whether all rows had one shape."""
         return len(self._shapes) <= 1
 
     def write(self, out: Path, *, ended: bool) -> int:

@@ -21,38 +21,41 @@ import threading
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
-from loaderdoctor.instrument.command.endings import in_one_line
-from loaderdoctor.instrument.entry import (
-    CannotStartError,
-    report_exception,
-    run_module,
-    run_script,
-    waits_for_threads,
-)
-from loaderdoctor.instrument.entry.recorded import record, verdict
+from loaderdoctor.instrument.entry import ScriptEnd, run_target, waits_for_threads
+from loaderdoctor.instrument.entry.recorded import disable_in_forks, record, verdict
 from loaderdoctor.instrument.entry.spawned import Spawner
 from loaderdoctor.instrument.session import Session, script_process
 from loaderdoctor.instrument.session.hooks import Hooks
 from loaderdoctor.instrument.session.no_dataloader import NoDataLoaderWatch
-from loaderdoctor.instrument.session.script_process import StopTraining, exit_now, script_of
+from loaderdoctor.instrument.session.script_process import exit_now, script_of
 from loaderdoctor.instrument.system.processes import (
     EXIT_INTERRUPTED,
     die_with_parent,
+    held,
     outlive_terminal_reads,
 )
 from loaderdoctor.instrument.wire.channel import Channel, LaunchConfig, take_launch_config
 
-How = Literal["script-ended", "script-failed", "interrupted"]
 _FD = 0
+POLL_S = 0.2
+INTERRUPTED = ScriptEnd("interrupted", EXIT_INTERRUPTED)
 
 
 def main() -> NoReturn:
     parent = os.getppid()
     launch_config = take_launch_config()
     if launch_config.watch:
-        sys.exit(_recorded(launch_config))
+        try:
+            end = _recorded(launch_config)
+        except KeyboardInterrupt:
+            end = INTERRUPTED
+        if end.how == "interrupted":
+            # By the signal itself, as the interpreter ends: a loop of the shell's ends with it.
+            sys.excepthook = lambda *_: None  # it was told already
+            raise KeyboardInterrupt
+        sys.exit(end.code)
     outlive_terminal_reads()
     die_with_parent(parent)
     session = _session(Channel.open(launch_config), launch_config)
@@ -63,7 +66,7 @@ def main() -> NoReturn:
     if not launch_config.group:
         Spawner(launch_config).watch()
         session.no_dataloader = NoDataLoaderWatch(session).stepped
-    os.register_at_fork(after_in_child=session.disable_in_fork)
+    disable_in_forks(session)
     sys.exit(_run(launch_config, session))
 
 
@@ -86,40 +89,44 @@ def _session(channel: Channel, launch_config: LaunchConfig) -> Session:
     return session
 
 
-def _recorded(launch_config: LaunchConfig) -> int:
-    """The script's exit code, or the command's where the script ended in order.
+def _recorded(launch_config: LaunchConfig) -> ScriptEnd:
+    """How the script ended; the exit code is the command's where that was in order.
 
     This process has the place that the script's own would have: its parent, its signals, its
     terminal. Whatever happens to the one that listens, the script runs on.
     """
     try:
-        channel = Channel.open(launch_config)
+        channel: Channel | None = Channel.open(launch_config)
     except (OSError, EOFError):
-        code = _script(launch_config)[1]  # nobody listens
-        return code or (verdict(None, launch_config) if launch_config.waits else 0)
+        channel = None  # nobody listens
+    if channel is None:
+        end = run_target(launch_config)
+        passed = verdict(None, launch_config) if launch_config.waits else 0
+        return end._replace(code=end.code or passed)
     session = _session(channel, launch_config)
     record(session, launch_config)
     Hooks(session).watch()
     if not launch_config.group:
         Spawner(launch_config).watch()
-    os.register_at_fork(after_in_child=session.disable_in_fork)
-    how, code, reason, _ = _script(launch_config)
-    for thread in threading.enumerate():  # as the interpreter waits for them, before its handlers
-        if thread is not threading.main_thread() and not thread.daemon:
-            thread.join()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()  # the report comes after all that the script said
-    session.script_over(how, code, reason)
-    if not launch_config.waits:
-        return code
-    passed = verdict(channel, launch_config)
-    return code or passed
+    disable_in_forks(session)
+    end = run_target(launch_config)
+    with held() as came:  # whoever asks for the end now does not wait for threads, or the report
+        for thread in threading.enumerate():  # as the interpreter waits for them, before handlers
+            own = thread is threading.main_thread() or thread.daemon
+            while not own and not came and thread.is_alive():
+                thread.join(POLL_S)
+        end = INTERRUPTED if came else end
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()  # the report comes after all that the script said
+        session.script_over(end.how, end.code, end.reason)
+        passed = verdict(channel, launch_config, came) if launch_config.waits else 0
+    return INTERRUPTED if came else end._replace(code=end.code or passed)
 
 
 def _run(launch_config: LaunchConfig, session: Session) -> int:
     """The script's exit code. Ended is sent once nothing of the script can run any more."""
-    how, code, reason, stopped = _script(launch_config)
+    how, code, reason, stopped = run_target(launch_config)
     if stopped:
         if session.group:
             # A process group of the script's still has threads that talk to peers which leave at
@@ -134,42 +141,6 @@ def _run(launch_config: LaunchConfig, session: Session) -> int:
     else:
         session.script_over(how, code, reason)
     return code
-
-
-def _script(launch_config: LaunchConfig) -> tuple[How, int, str | None, bool]:
-    """Run it: how it ended, its exit code, the exception that ended it, whether we stopped it."""
-    how: How = "script-ended"
-    code = 0
-    reason: str | None = None
-    try:
-        if launch_config.kind == "script":
-            run_script(launch_config.target, launch_config.args)
-        else:
-            run_module(launch_config.target, launch_config.args)
-    except StopTraining:
-        return how, code, reason, True
-    except CannotStartError as error:
-        print(error, file=sys.stderr)
-        how, code = "script-failed", 2 if launch_config.kind == "script" else 1
-    except SystemExit as error:
-        code = _exit_code(error.code)
-    except KeyboardInterrupt as error:
-        report_exception(error)
-        how, code = "interrupted", EXIT_INTERRUPTED
-    except BaseException as error:
-        report_exception(error)
-        how, code, reason = "script-failed", 1, in_one_line(error)
-    return how, code, reason, False
-
-
-def _exit_code(value: object) -> int:
-    """What the interpreter makes of SystemExit's argument; a text goes to stderr."""
-    if value is None:
-        return 0
-    if isinstance(value, int):
-        return value
-    print(value, file=sys.stderr)
-    return 1
 
 
 class _NotedReads(io.FileIO):
@@ -209,12 +180,15 @@ class StdinWatch:
             return
         raw.name = own.name
         self._raw = raw
-        sys.stdin = io.TextIOWrapper(
+        ours = io.TextIOWrapper(
             io.BufferedReader(raw),
             encoding=own.encoding,
             errors=own.errors,
+            newline=None if os.name == "nt" else "\n",  # as the interpreter's own
             line_buffering=bool(own.line_buffering),
         )
+        setattr(ours, "mode", own.mode)  # noqa: B010 - as the interpreter sets it
+        sys.stdin = ours
         builtins.input = self._noting(builtins.input)
 
     def was_read(self) -> bool:

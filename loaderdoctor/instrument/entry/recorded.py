@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -47,22 +48,25 @@ def record(session: Session, launch_config: LaunchConfig) -> None:
         session.workers.sums_folder = Path(launch_config.sums_dir) / str(os.getpid())
 
 
-def verdict(channel: Channel | None, launch_config: LaunchConfig) -> int:
+def verdict(
+    channel: Channel | None, launch_config: LaunchConfig, came: Sequence[object] = ()
+) -> int:
     """The command's exit code, once its report is written. `channel`: None where nobody listens.
 
-    Without a report nothing has passed that it was to judge: that is said, and is no success.
+    `came`: signals, of which the first ends the wait. Without a report nothing has passed that it
+    was to judge: that is said, and is no success.
     """
-    code = _reported(channel, REPORT_S) if channel is not None else None
-    if code is None and launch_config.judged:
+    code = _reported(channel, came) if channel is not None else None
+    if code is None and launch_config.judged and not came:
         sys.stderr.write(UNJUDGED)
         return EXIT_RUN_FAILED
     return code or 0
 
 
-def _reported(channel: Channel, timeout_s: float) -> int | None:
+def _reported(channel: Channel, came: Sequence[object]) -> int | None:
     """None where it never comes."""
-    end_s = monotonic() + timeout_s
-    while monotonic() < end_s:
+    end_s = monotonic() + REPORT_S
+    while not came and monotonic() < end_s:
         try:
             message = channel.receive(0.5)
         except ConnectionLostError:

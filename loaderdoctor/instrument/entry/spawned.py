@@ -20,14 +20,14 @@ from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from loaderdoctor.instrument.command import bootstrap
 from loaderdoctor.instrument.command.endings import in_one_line
-from loaderdoctor.instrument.entry import strip_frames
-from loaderdoctor.instrument.entry.recorded import record
+from loaderdoctor.instrument.entry import ScriptEnd, exit_code_of, strip_frames
+from loaderdoctor.instrument.entry.recorded import disable_in_forks, record
 from loaderdoctor.instrument.session import Session
 from loaderdoctor.instrument.session.hooks import Hooks, ImportWatch
 from loaderdoctor.instrument.session.script_process import (
@@ -94,7 +94,7 @@ class Spawner:
             fn: Any, args: Any = (), nprocs: int = 1, *more: Any, **options: Any
         ) -> Any:
             if self._listens():
-                fn = SpawnedRank(fn, self._launch_config, nprocs)
+                fn = WatchedTarget(fn, self._launch_config, nprocs)
             return original(fn, args, nprocs, *more, **options)
 
         module.start_processes = start_processes  # type: ignore[attr-defined]
@@ -109,7 +109,7 @@ class Spawner:
             module = getattr(target, "__module__", None) or ""
             foreign = not module.startswith(_NOT_THE_SCRIPTS)
             if target is not None and foreign and self._listens():
-                process._target = RankProcess(target, self._launch_config)
+                process._target = WatchedTarget(target, self._launch_config)
             start(process)
 
         process: Any = BaseProcess
@@ -123,10 +123,10 @@ class Spawner:
         def __init__(process: Any, args: Any, *more: Any, **options: Any) -> None:  # noqa: N807
             env = options.get("env")
             env = os.environ if env is None else env
-            script = None if options.get("shell") else _script_in(args)
+            plain = not more and not options.get("shell")
+            script = _script_in(args, self._launch_config) if plain else None
             if script is not None and place(env) is not None and self._listens():
-                launch_config = script.launch_config(self._launch_config)
-                args = script.command
+                args, launch_config = script
                 options["env"] = {**env, CHANNEL_VARIABLE: encode_launch_config(launch_config)}
             init(process, args, *more, **options)
 
@@ -176,40 +176,30 @@ class Spawner:
                 return
 
 
-class SpawnedRank:
-    """What `spawn` runs in each process in place of the script's function; travels as a pickle."""
+class WatchedTarget:
+    """What a process runs in place of the script's function; travels as a pickle.
 
-    def __init__(self, fn: Callable[..., Any], launch_config: LaunchConfig, n_ranks: int) -> None:
-        self._fn, self._n_ranks = fn, n_ranks
-        self._launch_config = msgspec.json.encode(launch_config)
-        self._parent = os.getpid()
+    `n_ranks`: `spawn` starts so many, and gives each its rank; None: it may turn out to be one.
+    """
 
-    def __call__(self, rank: int, *args: Any) -> Any:
-        launch_config = msgspec.json.decode(self._launch_config, type=LaunchConfig)
-        link = RankLink(launch_config, f"rank{rank}", (rank, self._n_ranks))
-        return _watched(link, self._parent, self._fn, rank, *args)
-
-
-class RankProcess:
-    """The target of a `multiprocessing.Process`, which may turn out to be a rank."""
-
-    def __init__(self, target: Callable[..., Any], launch_config: LaunchConfig) -> None:
-        self._target = target
-        self._launch_config = msgspec.json.encode(launch_config)
+    def __init__(
+        self, fn: Callable[..., Any], launch_config: LaunchConfig, n_ranks: int | None = None
+    ) -> None:
+        self._fn, self._launch_config, self._n_ranks = fn, launch_config, n_ranks
         self._parent = os.getpid()
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        launch_config = msgspec.json.decode(self._launch_config, type=LaunchConfig)
-        link = RankLink(launch_config, f"process{os.getpid()}", None)
-        return _watched(link, self._parent, self._target, *args, **options)
+        if self._n_ranks is None:
+            link = RankLink(self._launch_config, f"process{os.getpid()}", None)
+        else:
+            link = RankLink(self._launch_config, f"rank{args[0]}", (args[0], self._n_ranks))
+        if not self._launch_config.watch:
+            die_with_parent(self._parent)
+        return _watched(link, self._fn, *args, **options)
 
 
-def _watched(
-    link: RankLink, parent: int, fn: Callable[..., Any], *args: Any, **options: Any
-) -> Any:
+def _watched(link: RankLink, fn: Callable[..., Any], *args: Any, **options: Any) -> Any:
     launch_config = link.launch_config
-    if not launch_config.watch:
-        die_with_parent(parent)
     if Hooks.active is not None:
         Hooks.active.remove()  # forked: the parent's, which do nothing here but would wrap ours
     session = Session(
@@ -220,24 +210,23 @@ def _watched(
     )
     if launch_config.watch:
         record(session, launch_config)
-    session.script = script_of(link.launch_config)
+    session.script = script_of(launch_config)
     Hooks(session).watch()
-    os.register_at_fork(after_in_child=session.disable_in_fork)
-    how: Literal["script-ended", "script-failed"] = "script-failed"
-    code = 1
-    reason: str | None = None
+    disable_in_forks(session)
+    end = ScriptEnd()
     try:
-        result = fn(*args, **options)
-        how, code = "script-ended", 0
+        return fn(*args, **options)
     except StopTraining:
         exit_now()  # at once, as ranks of a launcher leave: see `child`
+    except SystemExit as error:
+        end = ScriptEnd(code=exit_code_of(error))
+        raise
     except BaseException as error:
         strip_frames(error)
-        reason = in_one_line(error)
+        end = ScriptEnd("script-failed", 1, in_one_line(error))
         raise
     finally:
-        session.script_over(how, code, reason)
-    return result
+        session.script_over(end.how, end.code, end.reason)
 
 
 class RankLink:
@@ -319,25 +308,11 @@ class RankLink:
         self._channel = channel
 
 
-class _Script:
-    """A command line `python [flags] script.py args…`, or with `-m`."""
+def _script_in(args: object, launch_config: LaunchConfig) -> tuple[list[str], LaunchConfig] | None:
+    """What runs the script of a command line, and what that process is told.
 
-    def __init__(
-        self, python: Sequence[str], kind: Literal["script", "module"], rest: Sequence[str]
-    ) -> None:
-        self.command = [*python, "-c", bootstrap("entry.child")]
-        self._kind: Literal["script", "module"] = kind
-        self._target, *self._args = rest
-
-    def launch_config(self, launch_config: LaunchConfig) -> LaunchConfig:
-        """What its measuring process must know."""
-        return msgspec.structs.replace(
-            launch_config, kind=self._kind, target=self._target, args=tuple(self._args)
-        )
-
-
-def _script_in(args: object) -> _Script | None:
-    """The script that a command line runs; None where it is not Python's in a plain form."""
+    None where it is not Python's in a plain form: `python [flags] script.py args…`, or with `-m`.
+    """
     if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
         return None
     words = [os.fspath(x) if isinstance(x, os.PathLike) else x for x in args]
@@ -349,8 +324,10 @@ def _script_in(args: object) -> _Script | None:
     while n < len(words) and _FLAGS.match(words[n]):
         n += 1
     rest = words[n:]
+    kind = "script"
     if rest[:1] == ["-m"] and len(rest) > 1:
-        return _Script(words[:n], "module", rest[1:])
-    if rest and rest[0].endswith(".py"):
-        return _Script(words[:n], "script", rest)
-    return None
+        kind, rest = "module", rest[1:]
+    elif not rest or not rest[0].endswith(".py"):
+        return None
+    told = msgspec.structs.replace(launch_config, kind=kind, target=rest[0], args=tuple(rest[1:]))
+    return [*words[:n], "-c", bootstrap("entry.child")], told

@@ -13,7 +13,7 @@ import tokenize
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -38,7 +38,7 @@ class StopTraining(BaseException):
     """Raised out of a hook to end the script; the script's `finally` blocks run."""
 
 
-def exit_now() -> None:
+def exit_now() -> NoReturn:
     """Flush the standard streams, kill our children (workers), and leave with exit code 0."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
@@ -216,7 +216,7 @@ class WorkerRecords:
         self._note = note
         self._loader_id = loader_id
         self._wanted = wanted
-        self._on = False
+        self._worker: Any = None  # the module that records, while it does
         self.bounded = False  # records of single batches end, sums go on
         self.sums_folder = run_dir / "sums"  # kept there, on a disk of this machine
 
@@ -225,12 +225,12 @@ class WorkerRecords:
 
         Not when torch.utils.data is imported: what records workers imports it itself.
         """
-        if not self._wanted or self._on:
+        if not self._wanted or self._worker is not None:
             return
-        self._on = True
         try:
             from loaderdoctor.instrument.workers import worker
 
+            self._worker = worker
             limit = RECORDS_BYTES if self.bounded else None
             worker.install(self._folder, self._loader_id, limit_bytes=limit)
             if self.bounded:
@@ -242,27 +242,21 @@ class WorkerRecords:
 
     def flush(self) -> None:
         """Write out what this process holds back; workers write by themselves."""
-        if self._on:
-            from loaderdoctor.instrument.workers import worker
-
-            worker.flush()
+        if self._worker is not None:
+            self._worker.flush()
 
     def sums_only(self) -> None:
         """Enough batches were recorded one by one."""
-        if self._on and self.bounded:
-            from loaderdoctor.instrument.workers import worker
-
-            worker.without_records()
+        if self._worker is not None and self.bounded:
+            self._worker.without_records()
 
     def stop(self) -> None:
         """Stop for good, and write out what this process has recorded."""
         self._wanted = False
-        if not self._on:
+        worker, self._worker = self._worker, None
+        if worker is None:
             return
-        self._on = False
         try:
-            from loaderdoctor.instrument.workers import worker
-
             if self.bounded:
                 from loaderdoctor.instrument import workers
 

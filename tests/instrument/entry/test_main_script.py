@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from loaderdoctor.errors import RunError, UsageError
 from loaderdoctor.instrument.command.launch_config import LaunchOptions, Target
 from loaderdoctor.instrument.command.script_run import ScriptRun
+from loaderdoctor.instrument.entry import CannotStartError, run_script, strip_frames
 
 SHOW = """
 import os, sys, json
@@ -81,6 +83,8 @@ def test_a_module_sees_what_it_would_see_under_plain_python(
         "def f():\n    raise ValueError('broken')\nf()",
         "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise KeyError('k') from e",
         "import sys; sys.excepthook = lambda *a: print('mine', a[0].__name__); {}['x']",
+        "import sys; sys.excepthook = lambda *a: sys.exit(4); {}['x']",
+        "import sys; sys.excepthook = lambda *a: {}['y']; {}['x']",
         "import sys; sys.exit(3)",
         "import sys; sys.exit('a text')",
         "import os; print('last', flush=True); os._exit(7)",
@@ -97,6 +101,28 @@ def test_a_script_ends_as_under_plain_python(
     expected = plain(tmp_path, "ends.py")
     code, _, out, err = watched(tmp_path, Target(script="ends.py"), capfd)
     assert (code, out, err) == (expected.returncode, expected.stdout, expected.stderr)
+
+
+def test_exceptions_of_a_group_show_no_frame_of_ours() -> None:
+    with pytest.raises(CannotStartError) as inner:
+        run_script("nowhere.py", ())
+    outer = RuntimeError("several")
+    outer.exceptions = (inner.value,)  # type: ignore[attr-defined]  # as ExceptionGroup has them
+    strip_frames(outer)
+    frames = traceback.extract_tb(inner.value.__traceback__)
+    assert [Path(frame.filename).name for frame in frames] == ["test_main_script.py"]
+
+
+def test_standard_input_is_what_it_is_under_plain_python(tmp_path: Path) -> None:
+    shows = "import sys; print(sys.stdin.mode, ascii(sys.stdin.readline()), ascii(input()))"
+    watches = "from loaderdoctor.instrument.entry.child import StdinWatch; StdinWatch().watch(); "
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", code], input=b"a\r\nb\rc\n", capture_output=True, timeout=60
+        ).stdout
+        for code in (shows, watches + shows)
+    ]
+    assert said[0] and said[0] == said[1]
 
 
 def test_a_missing_module_is_told_as_python_tells_it(

@@ -19,10 +19,17 @@ from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.command.launch_config import LaunchOptions, Target
 from loaderdoctor.instrument.command.rank_group import RankGroup
 from loaderdoctor.instrument.command.script_run import RanksSpawnedError, ScriptRun
-from loaderdoctor.instrument.entry.spawned import RankLink
+from loaderdoctor.instrument.entry.spawned import RankLink, WatchedTarget
 from loaderdoctor.instrument.system.processes import is_resource_tracker
 from loaderdoctor.instrument.wire.channel import Channel, LaunchConfig
-from loaderdoctor.instrument.wire.protocol import Hello, Observed, Progress, WindowRequest
+from loaderdoctor.instrument.wire.protocol import (
+    Ended,
+    FromRun,
+    Hello,
+    Observed,
+    Progress,
+    WindowRequest,
+)
 from tests.attribution.builders import observed
 from tests.instrument.ranks import TRAIN, diagnosis_at_step_20, wait_until_gone
 from tests.instrument.watched import QueuedChannel
@@ -151,6 +158,28 @@ def test_ranks_that_end_by_themselves_leave_the_script_to_go_on(
         assert job.ended is not None
         assert (job.ended.how, job.ended.exit_code) == ("script-ended", 0)
     assert capfd.readouterr().out.endswith("behind the ranks\n")
+
+
+@pytest.mark.parametrize(("value", "code"), [(None, 0), (0, 0), (3, 3), ("a text", 1)])
+def test_a_process_that_leaves_by_sys_exit_has_ended_by_itself(
+    value: object, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[FromRun] = []
+    monkeypatch.setattr(RankLink, "send", lambda _, message: sent.append(message))
+    config = LaunchConfig(
+        address="",
+        authkey="",
+        run_dir=str(tmp_path),
+        kind="script",
+        target="train.py",
+        args=(),
+        watch=True,
+    )
+    with pytest.raises(SystemExit):
+        WatchedTarget(lambda: sys.exit(value), config)()  # type: ignore[arg-type]
+    (ended,) = sent
+    assert isinstance(ended, Ended)
+    assert (ended.how, ended.exit_code, ended.reason) == ("no-loader", code, None)
 
 
 @pytest.mark.slow

@@ -89,9 +89,7 @@ class watching:  # noqa: N801 - a context manager, called like a function
         )
         self._raw: tempfile.TemporaryDirectory[str] | None = None
         self._folder: RunFolder | None = None
-        self._session: Session | None = None
-        self._hooks: Hooks | None = None
-        self._deciding: threading.Thread | None = None
+        self._running: tuple[Session, Hooks, threading.Thread] | None = None
         self._script_run = InProcessRun()
         self._diagnosis: Diagnosis | None = None
         self._failure: LoaderdoctorError | None = None
@@ -115,17 +113,17 @@ class watching:  # noqa: N801 - a context manager, called like a function
         raw = Path(self._raw.name)
         self._diagnosis = Diagnosis(self._script_run, target=label, raw=raw, options=self._options)
         watching._open = self
-        session = self._session = Session(
+        session = Session(
             LocalLink(self._script_run),
             run_dir=raw,
             patient=False,
             follow_s=follow_seconds(self._options.budget_s),
         )
-        self._hooks = hooked(session)
-        self._deciding = threading.Thread(
+        deciding = threading.Thread(
             target=self._decide, args=(self._diagnosis,), name="loaderdoctor", daemon=True
         )
-        self._deciding.start()
+        self._running = session, hooked(session), deciding
+        deciding.start()
         return self
 
     def __exit__(
@@ -134,7 +132,7 @@ class watching:  # noqa: N801 - a context manager, called like a function
         error: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        self._end(failed=kind is not None)
+        self._end(failed=kind not in (None, GeneratorExit))
 
     def report(self, *, show: bool = True) -> Report:
         """The report of what was measured; ends the watching. Prints it unless `show` is False.
@@ -152,31 +150,26 @@ class watching:  # noqa: N801 - a context manager, called like a function
     # ------------------------------------------------------------ inside
 
     def _decide(self, diagnosis: Diagnosis) -> None:
-        """What the command does, on its own thread."""
         try:
             self._measure(diagnosis)
         except LoaderdoctorError as error:
             self._failure = error
+        except Exception as error:  # ours: the loop would wait for its next window for ever
+            self._failure = RunError(f"an internal error ended the measuring: {error!r}")
+            self._failure.__cause__ = error
         self._script_run.stop()
 
     def _measure(self, diagnosis: Diagnosis) -> None:
-        while not self._measured(diagnosis):
-            pass
-
-    def _measured(self, diagnosis: Diagnosis) -> bool:
-        """Whether it holds: not where training only then began, or went on with another loader."""
         try:
             diagnosis.measure(self._script_run.wait_observed())
-        except TrainingBeganError as why:
+        except TrainingBeganError as why:  # only then, or it went on with another loader
             diagnosis.start_over(why)
-            return False
-        return True
+            self._measure(diagnosis)
 
     def _end(self, *, failed: bool) -> None:
-        session, hooks, deciding = self._session, self._hooks, self._deciding
-        if session is None or hooks is None or deciding is None:
+        if self._running is None or sys.is_finalizing():  # torch is being taken apart
             return
-        self._session = self._hooks = self._deciding = None
+        (session, hooks, deciding), self._running = self._running, None
         session.script_over("script-failed" if failed else "script-ended", 0)
         hooks.remove()
         watching._open = None
@@ -209,21 +202,33 @@ class watching:  # noqa: N801 - a context manager, called like a function
 class watch(Generic[Batch]):  # noqa: N801 - used like enumerate()
     """One watched pass over a loader: `for batch in loaderdoctor.watch(loader):`.
 
-    The report is printed when the pass ends; `len()` is the loader's. Options as of `watching`.
+    The report is printed when the pass ends, or the loop leaves it; passes after the first go on
+    unwatched. `len()` is the loader's. Options as of `watching`.
     """
 
     def __init__(self, loader: Loader[Batch], **options: Any) -> None:
         self._loader = loader
-        self._watching = watching(**options)
+        self._watching: watching | None = watching(**options)
 
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type]  # the TypeError is the answer
 
     def __iter__(self) -> Iterator[Batch]:
-        watched = self._watching
-        with watched:
+        watched, self._watching = self._watching, None
+        if watched is None:
             yield from self._loader
+            return
+        try:
+            with watched:
+                yield from self._loader
+        except GeneratorExit:  # by a `break`, say; at the interpreter's end nothing can be told
+            if not sys.is_finalizing():
+                self._tell(watched)
+            raise
+        self._tell(watched)
+
+    def _tell(self, watched: watching) -> None:
         try:
             watched.report()
-        except RunError as error:
+        except LoaderdoctorError as error:
             sys.stderr.write(f"loaderdoctor: {error}\n")

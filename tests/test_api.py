@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data import dataloader as torch_dataloader
 
 import loaderdoctor
+from loaderdoctor.diagnosis import Diagnosis
 from loaderdoctor.errors import RunError, UsageError
 from loaderdoctor.instrument.session.hooks import Hooks
 
@@ -128,6 +129,41 @@ def test_settings_can_be_tried_in_a_watched_loop() -> None:
     trials = watched.report(show=False).trials
     assert len(trials) >= 2
     assert {t.status for t in trials} == {"ok"}
+
+
+def test_a_watched_pass_that_the_loop_leaves_prints_its_report_too(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    watched = loaderdoctor.watch(DataLoader(Waiting(4000), 4))
+    _, step = trainer()
+    for n, batch in enumerate(watched):
+        step(batch)
+        if n == 200:
+            break
+    assert "loader-in-main-process" in capsys.readouterr().out
+    # The next epoch goes on, unwatched.
+    assert sum(1 for batch in watched if step(batch)) == 1000
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_loop_goes_on_where_what_measures_it_breaks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(self: Diagnosis, observed: object) -> None:
+        raise KeyError("ours")
+
+    monkeypatch.setattr(Diagnosis, "measure", broken)
+    n_steps: list[int] = []
+
+    def loop() -> None:
+        _, step = trainer()
+        n_steps.append(sum(1 for x in loaderdoctor.watch(DataLoader(Waiting(400), 4)) if step(x)))
+
+    running = threading.Thread(target=loop, daemon=True)
+    running.start()
+    running.join(60)
+    assert n_steps == [100], "the loop waits for its next window"
+    assert "KeyError('ours')" in capsys.readouterr().err
 
 
 def test_too_few_steps_are_said_to_be_too_few(capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,7 +36,7 @@ WORKERS_MS = 1.0  # CPU time of a batch
 NS = 1_000_000
 OBSERVED = Observed(
     definition="one batch", step_ns=(), loaders=(LoaderRecord(id="train.py:1", role="train"),),
-    transfers=(), boundaries=(), n_steps_so_far=0, optimizer_steps_per_step=1.0, device=None,
+    transfers=(), boundaries=(), n_steps_so_far=0, device=None,
     batches_per_cycle=1,
     environment=Environment(
         torch="", python="", platform="", device_name=None, device_memory_bytes=None, cuda=None,

@@ -90,7 +90,6 @@ class PlayedRun(Played):
             transfers=(),
             boundaries=(),
             n_steps_so_far=max(12, series.cycle),
-            optimizer_steps_per_step=1.0,
             device="cuda:0",
             batches_per_cycle=series.cycle,
             environment=_environment(),

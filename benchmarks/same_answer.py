@@ -228,7 +228,6 @@ def _observed(loop: Loop) -> Observed:
         transfers=(),
         boundaries=(),
         n_steps_so_far=20,
-        optimizer_steps_per_step=1.0,
         device=None,
         batches_per_cycle=1,
         environment=environment,

@@ -88,7 +88,6 @@ def observed(
         transfers=(),
         boundaries=tuple(boundaries),
         n_steps_so_far=n,
-        optimizer_steps_per_step=1.0,
         device=device,
         batches_per_cycle=max(1, workers),
         environment=Environment(

@@ -68,7 +68,6 @@ def observed(
         transfers=(),
         boundaries=(),
         n_steps_so_far=20,
-        optimizer_steps_per_step=1 / accumulation,
         device=device,
         batches_per_cycle=max(1, own.num_workers or 0) * accumulation,
         environment=environment,

@@ -76,7 +76,7 @@ def nodes(batch: Any, *, leaves: bool = True) -> Iterator[tuple[str, Any]]:
         if not ends:
             seen.add(id(node))
             if not isinstance(node, (Tensor, np.ndarray)):
-                stack.extend((at, item, depth + 1) for at, item in reversed([*_items(node, path)]))
+                stack.extend((at, item, depth + 1) for at, item in reversed(_items(node, path)))
 
 
 def integers(batch: Any, most: int) -> tuple[int, ...]:
@@ -220,8 +220,15 @@ def _holds(node: Any, found: set[int], known: dict[int, bool], depth: int) -> bo
     return holds
 
 
-def _items(node: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """The children of one node with their paths."""
+def _items(node: Any, path: str) -> list[tuple[str, Any]]:
+    """The children of one node with their paths. Raises UnsupportedBatch."""
+    try:
+        return list(_children(node, path))
+    except Exception as error:  # a class of the user's own, which may object to being walked
+        raise UnsupportedBatch(f"{type(node).__name__} can't be walked: {error!r}") from error
+
+
+def _children(node: Any, path: str) -> Iterator[tuple[str, Any]]:
     if isinstance(node, tuple) and hasattr(node, "_fields"):
         yield from ((f"{path}.{name}", item) for name, item in zip(node._fields, node, strict=True))
     elif isinstance(node, (list, tuple)):

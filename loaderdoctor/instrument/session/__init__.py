@@ -163,7 +163,6 @@ class Session:
     # ------------------------------------------------------------ messages
 
     def send(self, message: FromRun) -> None:
-        """Send one message to the command."""
         self.channel.send(message)
 
     def note(self, kind: str, text: str) -> None:
@@ -178,7 +177,6 @@ class Session:
 
     def defined(self, definition: Definition) -> None:
         """What a step is, is known: for good where it trains."""
-        self._use(definition)
         passes = self.passes
         assert passes is not None
         but = None if definition.trains else definition.clock
@@ -188,6 +186,7 @@ class Session:
             self._first_defined_ns = now
         if definition.trains:
             self.passes = None
+        self._use(definition)  # last: from here on other threads go by it
 
     def start_over(self) -> bool:
         """Training begins in a run that was taken for one that does not train: nothing counts.
@@ -205,11 +204,11 @@ class Session:
         # Imports torch, which is the script's to import first.
         from loaderdoctor.instrument.batches.properties import Shapes
 
-        self.definition = definition
         for loader in definition.train:
             loader.role, loader.in_background = "train", definition.tick != "fetch"
             loader.beside = loader is not definition.clock
             loader.shapes = loader.shapes or Shapes()
+        self.definition = definition
 
     def join(self) -> bool:
         """Take loaders that many steps draw a batch from for part of the steps: whether there are.
@@ -300,7 +299,7 @@ class Session:
         self.workers.stop()
         self.close_window()
         if self.passes is not None:
-            self.passes.forget()
+            self.passes.stop_looking()
         for loader in self.registry.states:
             loader.substitute.end()
             loader.pending_drop = 0

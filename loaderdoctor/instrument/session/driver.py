@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import platform
 import socket
-from collections import Counter
-from collections.abc import Generator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -25,16 +25,12 @@ from loaderdoctor.instrument.system import machine
 from loaderdoctor.instrument.system.memory import allocator, fault_us
 from loaderdoctor.instrument.trial.trial_checks import default_start_method
 from loaderdoctor.instrument.wire.protocol import Begin, Observed, Reported, Stop, Told
-from loaderdoctor.instrument.wire.records import (
-    ComputeRecord,
-    Environment,
-    SubnormalRecord,
-    TransferRecord,
-)
+from loaderdoctor.instrument.wire.records import ComputeRecord, Environment, TransferRecord
 from loaderdoctor.units import NS_PER_S
 
 if TYPE_CHECKING:
     import torch
+    from torch.utils.data import DataLoader
 
     from loaderdoctor.instrument.session.compute_watch import ComputeWatch
 
@@ -54,6 +50,7 @@ N_TRANSFER_STEPS = 3
 Settling = Generator[
     None, int, tuple[tuple[int, ...], tuple[TransferRecord, ...], ComputeRecord | None]
 ]
+Found = TypeVar("Found")
 
 
 def drive(session: Session, now: int) -> Driver:
@@ -61,12 +58,11 @@ def drive(session: Session, now: int) -> Driver:
     marks = DeviceMarks(session.device) if session.device is not None else None
     messages = Messages(session)
     step_ns, transfers, compute = yield from _settle(session, messages, now)
-    rate = _optimizer_rate(session)
+    accumulation = max((round(1 / x) for x in _rates(session) if x < ACCUMULATES_BELOW), default=1)
     session.optimizer_marks = None
     definition = session.definition  # now: loaders join it as it settles
     assert definition is not None  # boundaries exist once the step is defined
     session.wall.step_ns = sum(step_ns) // len(step_ns) if step_ns else 0
-    accumulation = round(1 / rate) if rate is not None and 0 < rate < ACCUMULATES_BELOW else 1
     windows = Windows(
         session,
         messages,
@@ -78,6 +74,11 @@ def drive(session: Session, now: int) -> Driver:
     )
     _check_safety(session)
     device, group = session.device, process_group()
+    subnormal = None
+    if device is None:
+        from loaderdoctor.instrument.session.compute_watch import subnormals
+
+        subnormal = _noted(session, "subnormals-not-looked-for", subnormals)
     session.send(
         Observed(
             definition=definition.text,
@@ -86,7 +87,6 @@ def drive(session: Session, now: int) -> Driver:
             transfers=transfers,
             boundaries=tuple(session.boundaries),
             n_steps_so_far=session.n_steps,
-            optimizer_steps_per_step=rate,
             device=str(device) if device is not None else None,
             batches_per_cycle=windows.batches_per_cycle(None),
             environment=environment(device.index or 0 if device is not None else None),
@@ -100,7 +100,7 @@ def drive(session: Session, now: int) -> Driver:
                 session.script,
                 [*session.registry.files(), *(x.site.rpartition(":")[0] for x in transfers)],
             ),
-            subnormals=_subnormals(session) if device is None else None,
+            subnormals=subnormal,
         )
     )
     if session.recording is not None:
@@ -163,7 +163,8 @@ def _watch_steps(
                 transfers = observer.records()
                 observer = None
         if watch is not None and (watch.stepped() or slow):
-            compute, watch = _seen(session, watch), None
+            watch.remove()
+            compute, watch = _noted(session, "compute-not-watched", watch.record), None
         if clock.n_marks_since_step >= ACCEPT_FOREIGN_AFTER:
             clock.accept_foreign()
             session.wall.in_steps = True
@@ -195,51 +196,31 @@ def _compute_watch(session: Session) -> ComputeWatch | None:
     from loaderdoctor.instrument.session.compute_watch import ComputeWatch
 
     watch = ComputeWatch(session.device, acting=lambda: session.live)
-    try:
-        if watch.install():
-            return watch
-    except Exception as error:  # leans on torch's own classes
-        watch.remove()
-        session.note("compute-not-watched", f"{type(error).__name__}: {error}")
+    if _noted(session, "compute-not-watched", watch.install):
+        return watch
+    watch.remove()
     return None
 
 
-def _seen(session: Session, watch: ComputeWatch) -> ComputeRecord | None:
-    watch.remove()
+def _noted(session: Session, kind: str, look: Callable[[], Found], *, of: str = "") -> Found | None:
+    """What that finds; None, and a note, where foreign code does not let it."""
     try:
-        return watch.record()
-    except Exception as error:
-        session.note("compute-not-watched", f"{type(error).__name__}: {error}")
-        return None
-
-
-def _subnormals(session: Session) -> SubnormalRecord | None:
-    from loaderdoctor.instrument.session.compute_watch import subnormals
-
-    try:
-        return subnormals()
-    except Exception as error:  # the state of an optimizer of the user's own making
-        session.note("subnormals-not-looked-for", f"{type(error).__name__}: {error}")
+        return look()
+    except Exception as error:  # torch's own classes, the script's dataset or optimizer
+        session.note(kind, f"{of}{type(error).__name__}: {error}")
         return None
 
 
 def _accumulation_known(session: Session) -> bool:
-    marks = session.optimizer_marks or []
-    if not any(w.optimizer is not None for w in session.roles.work.values()):
-        return True
-    counts = Counter(optimizer for optimizer, _ in marks)
-    return any(n >= 2 for n in counts.values())
+    return not session.roles.optimizer_ids() or bool(_rates(session))
 
 
-def _optimizer_rate(session: Session) -> float | None:
-    """Optimizer steps per batch, all optimizers together; None where none was seen twice."""
-    total = 0.0
-    marks = session.optimizer_marks or []
-    for optimizer in {o for o, _ in marks}:
-        batches = [n for o, n in marks if o == optimizer]
-        if len(batches) >= 2 and batches[-1] > batches[0]:
-            total += (len(batches) - 1) / (batches[-1] - batches[0])
-    return total or None
+def _rates(session: Session) -> list[float]:
+    """Steps per batch of each optimizer that was seen more than once."""
+    batches: dict[int, list[int]] = {}
+    for optimizer, n in session.optimizer_marks or []:
+        batches.setdefault(optimizer, []).append(n)
+    return [(len(at) - 1) / (at[-1] - at[0]) for at in batches.values() if at[-1] > at[0]]
 
 
 def _check_safety(session: Session) -> None:
@@ -262,31 +243,23 @@ def _check_safety(session: Session) -> None:
         loader = state.living()
         if loader is None:
             continue
-        try:
-            changes = {
-                "safety": msgspec.structs.replace(safety(loader), guard_missing=guard_code()),
-                "augmentations": augmentations(loader.dataset),
-                "randomness": randomness_of_dataset(loader.dataset),
-                "stores": stores(loader.dataset),
-                "file_systems": file_systems(loader.dataset),
+        looks: dict[str, Callable[[DataLoader[Any]], dict[str, Any]]] = {
+            "safety-not-checked": lambda own: {
+                "safety": msgspec.structs.replace(safety(own), guard_missing=guard_code()),
+                "augmentations": augmentations(own.dataset),
+                "randomness": randomness_of_dataset(own.dataset),
+                "stores": stores(own.dataset),
+                "file_systems": file_systems(own.dataset),
                 "clients": clients(),
-                "normalisation": normalisation(loader.dataset),
-            }
-        except Exception as error:
-            session.note("safety-not-checked", f"{state.id}: {type(error).__name__}: {error}")
-        else:
-            state.record = msgspec.structs.replace(state.record, **changes)
-        # Each by itself: what fails here says nothing against changing the loader.
-        try:
-            held = containers(loader.dataset)
-            state.record = msgspec.structs.replace(state.record, containers=held)
-        except Exception as error:
-            session.note("containers-not-read", f"{state.id}: {type(error).__name__}")
-        try:
-            stream = stream_of(loader.dataset)
-            state.record = msgspec.structs.replace(state.record, stream=stream)
-        except Exception as error:
-            session.note("stream-not-read", f"{state.id}: {type(error).__name__}")
+                "normalisation": normalisation(own.dataset),
+            },
+            # Each by itself: what fails here says nothing against changing the loader.
+            "containers-not-read": lambda own: {"containers": containers(own.dataset)},
+            "stream-not-read": lambda own: {"stream": stream_of(own.dataset)},
+        }
+        for kind, look in looks.items():
+            found = _noted(session, kind, partial(look, loader), of=f"{state.id}: ")
+            state.record = msgspec.structs.replace(state.record, **(found or {}))
 
 
 # The measuring process's own surroundings, as the report shows them.

@@ -147,7 +147,7 @@ class Hooks:
         setattr(module, "save", ours)  # noqa: B010 - a module's name, unknown to its type
 
     def _hook_safetensors(self, module: ModuleType) -> None:
-        for name in ("save_file", "save_model"):
+        for name in {"save_file", "save_model"} & module.__dict__.keys():  # 0.3.0 has one of them
             self._replace(module, name, self._wrap_save)
 
     def _say_if_held(self, loader: Any) -> None:
@@ -280,7 +280,6 @@ class ImportWatch(MetaPathFinder):
         sys.meta_path.insert(0, self)
 
     def remove(self) -> None:
-        """Stop watching."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
 

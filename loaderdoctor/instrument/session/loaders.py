@@ -15,7 +15,7 @@ from msgspec import structs
 from loaderdoctor.instrument.session.feed import bypass, bypassed
 from loaderdoctor.instrument.session.loader_state import LoaderState
 from loaderdoctor.instrument.system import Site, user_site
-from loaderdoctor.instrument.wire.records import LoaderRecord, SafetyRecord
+from loaderdoctor.instrument.wire.records import LoaderRecord
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -38,7 +38,6 @@ class LoaderRegistry:
         self._lock = threading.Lock()
 
     def built(self, loader: DataLoader[Any]) -> None:
-        """Remember where a loader is being constructed."""
         self.any_built = True
         self._sites[loader] = user_site(building=loader)
 
@@ -67,25 +66,32 @@ class LoaderRegistry:
         known = self._by_loader.get(loader)
         if known is not None:
             return known
+        site = self._sites.get(loader) or user_site()
+        record = loader_record(loader, site)  # len(dataset), in which loaders may be read too
         with self._lock:
-            site = self._sites.get(loader) or user_site()
+            known = self._by_loader.get(loader)  # another thread may have been here meanwhile
+            if known is not None:
+                return known
             same = [s for s in self.states if s.site.label == site.label]
-            state = _earlier(loader, site, [s for s in same if s.loader() is None], len(same))
+            dead = [s for s in same if s.loader() is None]
+            state = _earlier(record, dead, len(same))
             if state is None:
-                number = f"#{len(same) + 1}" if same else ""
+                id_ = f"{site.label}#{len(same) + 1}" if same else site.label
                 state = LoaderState(
                     index=len(self.states),
-                    id=site.label + number,
+                    id=id_,
                     site=site,
                     loader=weakref.ref(loader),
-                    record=loader_record(loader, site.label + number, site),
+                    record=structs.replace(record, id=id_),
                 )
                 self.states.append(state)
             else:
                 state.loader = weakref.ref(loader)
                 state.rebuilt = True
-                safety = state.record.safety
-                state.record = loader_record(loader, state.id, state.site, safety=safety)
+                before = state.record
+                state.record = structs.replace(
+                    record, id=state.id, callers=before.callers, safety=before.safety
+                )
             self._by_loader[loader] = state
             return state
 
@@ -122,21 +128,19 @@ class LoaderRegistry:
         return frozenset(map(os.path.realpath, paths)) | loops
 
 
-def _earlier(
-    loader: DataLoader[Any], site: Site, dead: Sequence[LoaderState], n_same: int
-) -> LoaderState | None:
+def _earlier(record: LoaderRecord, dead: Sequence[LoaderState], n_same: int) -> LoaderState | None:
     """The one of these states of one place that this loader is rebuilt of; None: of none.
 
     The same calls lead there, or the same samples are drawn alike. A dataset that grows from epoch
     to epoch stays one loader, and so does one whose batches grow; training and validation through
     one helper are two.
     """
-    record = loader_record(loader, site.label, site)
+    same_calls = [s for s in dead if s.record.callers == record.callers]
     alike = [s for s in dead if _drawn_alike(s.record, record)]
     if not alike:
-        alike = [s for s in dead if s.site.callers == site.callers and _resized(s.record, record)]
+        alike = [s for s in same_calls if _resized(s.record, record)]
     for state in alike:
-        if state.site.callers == site.callers:
+        if state in same_calls:
             return state
     for state in alike:
         if state.record.n_samples == record.n_samples:
@@ -156,10 +160,8 @@ def _drawn_alike(a: LoaderRecord, b: LoaderRecord) -> bool:
     )  # fmt: skip
 
 
-def loader_record(
-    loader: DataLoader[Any], id_: str, site: Site, *, safety: SafetyRecord | None = None
-) -> LoaderRecord:
-    """What a loader is, without iterating it and without changing it."""
+def loader_record(loader: DataLoader[Any], site: Site) -> LoaderRecord:
+    """What a loader built there is, without iterating it and without changing it."""
     # Imports torch, which is the script's to import first: its environment still counts then.
     from loaderdoctor.instrument.dataset.dataset_code import collate_library
     from loaderdoctor.instrument.trial.trial_checks import loader_settings
@@ -170,7 +172,7 @@ def loader_record(
     if type(sampler).__name__ == "BatchSampler":
         sampler = getattr(sampler, "sampler", sampler)
     return LoaderRecord(
-        id=id_,
+        id=site.label,
         role="other",
         code=site.code,
         callers=tuple((os.path.realpath(file), line) for file, line in site.callers),
@@ -185,7 +187,6 @@ def loader_record(
         collate=getattr(loader.collate_fn, "__name__", type(loader.collate_fn).__name__),
         collate_library=collate_library(loader.collate_fn),
         has_init=loader.worker_init_fn is not None,
-        safety=safety or SafetyRecord(),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import traceback
 from dataclasses import replace
-from threading import get_ident
+from threading import RLock, get_ident
 from time import perf_counter_ns, thread_time_ns
 from typing import TYPE_CHECKING, Any
 
@@ -46,11 +46,11 @@ class Loop:
         self._session = session
         self._replay = ReplayWatch()
         self._optimizer_device: torch.device | None = None
+        self._defining = RLock()  # batches of a background thread may tell the step as work does
 
     # ------------------------------------------------------------ called by hooks
 
     def built(self, loader: Any) -> None:
-        """A DataLoader is being constructed."""
         self._session.workers.start()
         self._session.registry.built(loader)
 
@@ -326,14 +326,14 @@ class Loop:
 
     def _look_for_step(self, now: int) -> Definition | None:
         session = self._session
-        definition = session.roles.decide(now)
-        if definition is None:
-            return None
-        session.defined(definition)
-        session.n_steps = definition.clock.n_fetches
-        session.device = training_device(self._optimizer_device)
-        self._leave_backward(definition)
-        return definition
+        with self._defining:
+            found = session.roles.decide(now) if session.definition is None else None
+            if found is not None:
+                session.n_steps = found.clock.n_fetches
+                session.device = training_device(self._optimizer_device)
+                session.defined(found)
+                self._leave_backward(found)
+            return session.definition
 
     def _leave_backward(self, definition: Definition | None) -> None:
         """Hear of no backward pass while nothing but steps of known loaders is under way."""

@@ -122,7 +122,6 @@ class PassLog:
         self._look(one)
 
     def ran_out(self, loader: LoaderState, now: int) -> None:
-        """A pass over it found its end."""
         one = self._by_loader.get(loader.index)
         if one is None or self.began or one.over:
             return
@@ -140,7 +139,7 @@ class PassLog:
         if self.began:
             return
         self.began = True
-        self._stop_looking()
+        self.stop_looking()
         present = [p for p in self._passes if not p.over]
         latest = next((p for p in present if p.loader is self._latest), None)
         for one in present:
@@ -157,7 +156,6 @@ class PassLog:
                 self._passes.remove(one)
 
     def is_over(self, loader: LoaderState) -> bool:
-        """Whether the latest pass over it found its end."""
         one = self._by_loader.get(loader.index)
         return one is not None and one.over
 
@@ -172,14 +170,10 @@ class PassLog:
         alike = groupby(found, lambda r: (r.loader, r.site, r.skips))
         return tuple(_joined(list(group)) for _, group in alike)
 
-    def forget(self) -> None:
-        """Take the hook out, whatever it has seen."""
-        self._stop_looking()
-
     def _end(self, one: _Pass) -> None:
         one.over = True
         if one is self._watched:
-            self._stop_looking()
+            self.stop_looking()
 
     def _look(self, one: _Pass) -> None:
         if one.calls_model is None and one.n >= LOOK_AFTER and self._watch is None:
@@ -189,9 +183,10 @@ class PassLog:
         self._watch.fetching = None
         if self._watch.called or one.n >= LOOK_AFTER + N_LOOKED_AT:
             one.calls_model = self._watch.called
-            self._stop_looking()
+            self.stop_looking()
 
-    def _stop_looking(self) -> None:
+    def stop_looking(self) -> None:
+        """Take the hook out, whatever it has seen."""
         if self._watch is not None:
             self._watch.remove()
         self._watch = self._watched = None
@@ -216,7 +211,6 @@ class _ModelWatch:
             self._handle = register_module_forward_pre_hook(self._enter)
 
     def remove(self) -> None:
-        """Leave torch as it was."""
         if self._handle is not None:
             self._handle.remove()
             self._handle = None

@@ -93,7 +93,6 @@ class Switches:
         self._session.window.begin_thread_step = self._copies.begin_step
 
     def begin_step(self) -> None:
-        """A step begins."""
         if self._copies is not None:
             self._copies.begin_step()
 
@@ -157,16 +156,12 @@ class TransferObserver(H2DHook):
             found = tensors(batch)
         except UnsupportedBatch:
             return
+        addresses = ((path, tensor, _address(tensor)) for path, tensor in found)
         self._batches.append(
-            {
-                tensor.data_ptr(): (path, tensor.shape, tensor.dtype)
-                for path, tensor in found
-                if tensor.is_cpu and tensor.layout == torch.strided and tensor.numel()
-            }
+            {at: (path, tensor.shape, tensor.dtype) for path, tensor, at in addresses if at}
         )
 
     def on_call(self, call: H2DCall) -> Tensor:
-        """Make the call and record it."""
         result = call.make()
         if self._steps:
             site = user_site()
@@ -205,17 +200,28 @@ class TransferObserver(H2DHook):
             n_bytes=source.numel() * source.element_size(),
             pinned=plain and torch.cuda.is_available() and source.is_pinned(),
             non_blocking=call.non_blocking,
-            path=self._path(source) if plain and source.numel() else None,
+            path=self._path(source),
         )
 
     def _path(self, source: Tensor) -> str | None:
         """Which tensor of a batch that is; None for one that the loop made itself."""
-        for batch in reversed(self._batches):
-            path, shape, dtype = batch.get(source.data_ptr(), (None, None, None))
+        address = _address(source)
+        for batch in reversed(self._batches if address else ()):
+            path, shape, dtype = batch.get(address, (None, None, None))
             # A freed batch's address may come back for a tensor of the loop's own.
             if shape == source.shape and dtype == source.dtype:
                 return path
         return None
+
+
+def _address(tensor: Tensor) -> int:
+    """Of its first value in host memory; 0 where it has none there."""
+    try:
+        if tensor.is_cpu and tensor.layout == torch.strided and tensor.numel():
+            return tensor.data_ptr()
+    except RuntimeError:  # a class of the user's own, which wraps others
+        pass
+    return 0
 
 
 class ForceTransfer(H2DHook):
@@ -224,11 +230,8 @@ class ForceTransfer(H2DHook):
     def __init__(self, non_blocking: bool, device_type: str | None = None) -> None:
         super().__init__(device_type)
         self.non_blocking = non_blocking
-        self.n_calls = 0
 
     def on_call(self, call: H2DCall) -> Tensor:
-        """The call, the other way."""
-        self.n_calls += 1
         if call.non_blocking is self.non_blocking:
             return call.make()
         return call.make_with(non_blocking=self.non_blocking)

@@ -9,7 +9,7 @@ on the training thread; a step with nothing about it costs one look at a flag.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from time import perf_counter_ns
 from typing import Literal
 
@@ -140,12 +140,8 @@ class WallAccount:
         self._since_ns = 0  # up to here time is charged
         self._stretch = _Stretch()
         self._crossings, self._gaps = _Sums(), _Sums()
-        self._n_steps = self._n_epochs = 0
-
-    @property
-    def n_epochs(self) -> int:
-        """That ended so far."""
-        return self._n_epochs
+        self._n_steps = 0
+        self.n_epochs = 0  # that ended so far
 
     # ------------------------------------------------------------ what happens
 
@@ -169,7 +165,6 @@ class WallAccount:
         self.eventful = True
 
     def fetched(self, site: str, start: int, end: int, *, with_grad: bool, n_steps: int) -> None:
-        """A batch of such a loader."""
         self._charge(start)
         one = next((p for p in reversed(self._open) if p.site == site), None)
         if one is None:
@@ -243,7 +238,6 @@ class WallAccount:
         return max(self.longest_run_ns, run_ns, by_steps_ns)
 
     def saved(self, site: str, start: int, end: int, *, n_steps: int) -> None:
-        """The loop saved something."""
         self._charge(start)
         self._since_ns = end
         found = self._sum("save", site)
@@ -282,7 +276,7 @@ class WallAccount:
         stretch, self._stretch, self.eventful = self._stretch, _Stretch(), bool(self._read_before)
         self._n_steps = n_steps
         if stretch.epoch_over:
-            self._n_epochs += 1
+            self.n_epochs += 1
         if stretch.epoch_over and stretch.trained:
             self.longest_run_ns = self.run_ns(n_steps)
             self.begin(now, n_steps)
@@ -304,7 +298,7 @@ class WallAccount:
         crossings, gaps = self._crossings, self._gaps
         return WallRecord(
             n_steps=n_steps,
-            n_epochs=self._n_epochs,
+            n_epochs=self.n_epochs,
             n_crossings=crossings.n,
             crossings_ns=crossings.whole_ns,
             crossings_loader_ns=crossings.loader_ns,
@@ -315,23 +309,7 @@ class WallAccount:
             gaps_known_ns=gaps.known_ns,
             in_steps=self.in_steps,
             outside=tuple(
-                OutsideRecord(
-                    what=what,
-                    site=site,
-                    n=found.n,
-                    n_visits=found.n_visits,
-                    first_step=found.first_step,
-                    last_step=found.last_step,
-                    n_at_epoch_end=found.n_at_epoch_end,
-                    n_timed=found.n_timed,
-                    timed_ns=found.timed_ns,
-                    first_ns=found.first_ns,
-                    wait_ns=found.wait_ns,
-                    n_batches=found.n_batches,
-                    n_with_grad=found.n_with_grad,
-                    n_worked=found.n_worked,
-                    n_stepped=found.n_stepped,
-                )
+                OutsideRecord(what=what, site=site, **asdict(found))
                 for (what, site), found in self._sums.items()
             ),
         )
@@ -354,11 +332,12 @@ class WallAccount:
         self._since_ns = now
         if one is None:
             return
-        one.took_ns += max(0, now - since)
+        ns = max(0, now - since)
+        one.took_ns += ns
         if waited:
-            one.wait_ns += max(0, now - since)
+            one.wait_ns += ns
         else:
-            one.body_ns += max(0, now - since)
+            one.body_ns += ns
 
     def _end(self, one: _Pass, n_steps: int) -> None:
         """A pass is over: it ran out, or the loop left it before the boundary now reached."""

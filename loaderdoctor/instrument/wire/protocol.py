@@ -217,9 +217,10 @@ class Observed(Message, frozen=True, kw_only=True, omit_defaults=True):
     transfers: tuple[TransferRecord, ...]
     boundaries: tuple[BoundaryRecord, ...]
     n_steps_so_far: int
-    optimizer_steps_per_step: float | None
     device: str | None  # "cuda:0"; None without an accelerator
-    batches_per_cycle: int  # max num_workers of the step's loaders, times accumulation
+    batches_per_cycle: (
+        int  # max num_workers of the step's loaders, times batches per optimizer step
+    )
     environment: Environment
     compute: ComputeRecord | None = None  # None: not watched
     n_devices: int = 0  # accelerators that the process sees

@@ -92,9 +92,7 @@ def test_a_wrapper_is_whose_it_holds_and_a_subclass_whose_it_is(graphs: ModuleTy
 
 def test_the_record_of_a_loader_says_so(graphs: ModuleType) -> None:
     def record(**more: Any) -> Any:
-        return loader_record(
-            DataLoader(TensorDataset(torch.ones(2)), **more), "train.py:1", user_site()
-        )
+        return loader_record(DataLoader(TensorDataset(torch.ones(2)), **more), user_site())
 
     assert record().collate_library == "torch"
     assert record(collate_fn=mine).collate_library is None

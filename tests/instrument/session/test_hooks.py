@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import NoReturn
 
 import pytest
 import torch
@@ -73,6 +74,32 @@ def test_an_unhooked_loop_and_a_watched_one_see_the_same_batches() -> None:
         return seen
 
     assert order(True) == order(False)
+
+
+class Shy(dict[str, torch.Tensor]):
+    """A batch that does not let itself be walked."""
+
+    def items(self) -> NoReturn:
+        raise KeyError("ask for a name")
+
+
+def shy(samples: list[tuple[torch.Tensor, int]]) -> Shy:
+    return Shy(x=torch.stack([x for x, _ in samples]))
+
+
+def test_a_batch_that_objects_to_being_looked_at_reaches_the_loop() -> None:
+    trainer, seen = Trainer(), 0
+
+    def loop() -> None:
+        nonlocal seen
+        for batch in loader_of(80, collate_fn=shy):
+            trainer.step(batch["x"])
+            seen += 1
+
+    run = watch(loop, request(1, "plain"), request(2, "no_input"), request(3, "plain"))
+    assert seen == 80
+    assert [w.status for w in run.windows] == ["ok", "failed", "ok"]
+    assert "Shy can't be walked" in (run.windows[1].reason or "")
 
 
 def test_dataset_errors_reach_the_loop_unchanged() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,31 @@ def test_an_iterator_that_is_dropped_dies_at_once_with_its_workers(persistent: b
     finally:
         gc.enable()
     assert gone[0] == gone[1]
+
+
+class Kept(Numbers):
+    """Those of its samples that are even, which it finds with a loader of its own, once asked."""
+
+    def __len__(self) -> int:
+        found = [x for batch, _ in DataLoader(Numbers(self.n), 8) for x in batch[:, 0].tolist()]
+        return sum(x % 2 == 0 for x in found)
+
+
+def test_a_dataset_may_read_a_loader_to_know_how_long_it_is() -> None:
+    runs: list[Any] = []
+
+    def loop() -> None:
+        trainer = Trainer()
+        for x, _ in DataLoader(Kept(64), 2):
+            trainer.step(x)
+
+    running = threading.Thread(target=lambda: runs.append(watch(loop)), daemon=True)
+    running.start()
+    running.join(60)
+    assert runs, "each waits for the other"
+    states = runs[0].session.registry.states
+    assert [x.index for x in states] == list(range(len(states)))
+    assert {x.record.n_samples for x in states if x.role == "train"} == {32}
 
 
 def test_a_helper_that_builds_both_loaders_each_epoch_builds_two() -> None:

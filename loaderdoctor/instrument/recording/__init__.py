@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -32,11 +32,12 @@ from loaderdoctor.instrument.recording.stretch import (
 )
 from loaderdoctor.instrument.session import Driver, MeasuresWindows, ScriptOverError, Session
 from loaderdoctor.instrument.session.open_window import OpenWindow
-from loaderdoctor.instrument.wire.measured import Dry, QueueFill, TuningRecord
+from loaderdoctor.instrument.wire.measured import Dry, QueueFill
 from loaderdoctor.instrument.wire.protocol import Beat, WindowRequest
 from loaderdoctor.units import NS_PER_S
 
 if TYPE_CHECKING:
+    from loaderdoctor.instrument.recording.loop_tuner import LoopTuner
     from loaderdoctor.instrument.recording.process_counts import CopyProbe, DryProbe
 
 
@@ -74,35 +75,11 @@ PROFILED_STEPS: Final = 24
 PLAIN_ID, PROFILED_ID, AGAIN_ID = 1, 2, 3
 
 
-class Tuner(Protocol):
-    """Sets the loader while the run is recorded; called on the training thread."""
-
-    def begin(self) -> None:
-        """The loop is warm, and recorded from now on."""
-
-    def hear(
-        self, at: list[int], flags: dict[int, int], fetches: list[tuple[int, int, int, int, int]]
-    ) -> int:
-        """Of new marks, of what lay behind each (`stretch`), and of fetches.
-
-        Steps until it has to be called again; before, where one holds something else.
-        """
-
-    def emptied(self) -> None:
-        """The lists that it hears of are new, and begin with the last mark."""
-
-    def end(self) -> None:
-        """No step is told of any more; the loop may go on."""
-
-    def news(self) -> TuningRecord | None:
-        """What is to be told; None where nothing is new."""
-
-
 class Recorder:
     """Of one training process."""
 
     def __init__(
-        self, session: Session, *, trace_path: str | None = None, tuner: Tuner | None = None
+        self, session: Session, *, trace_path: str | None = None, tuner: LoopTuner | None = None
     ) -> None:
         """`trace_path`: some steps with the profiler first, whose trace goes there."""
         self._session = session
@@ -276,7 +253,7 @@ class Recorder:
         in_steps, in_waits = step_bins(steps)
         cpu_ns, thread_ns = time.process_time_ns(), time.thread_time_ns()
         faults = _faults()
-        minor, major = _more(self._faults, faults)
+        before = self._faults
         beat = Beat(
             start_ns=self._sent_ns,
             end_ns=now,
@@ -295,8 +272,8 @@ class Recorder:
             dry=self._on_device(),
             main_cpu_ns=cpu_ns - self._clocks[0],
             thread_cpu_ns=thread_ns - self._clocks[1],
-            minor_faults=minor,
-            major_faults=major,
+            minor_faults=faults[0] - before[0] if faults and before else None,
+            major_faults=faults[1] - before[1] if faults and before else None,
             wall=session.wall.record(session.n_steps),
             tuning=tuner.news() if tuner is not None else None,
         )
@@ -344,11 +321,3 @@ def _faults() -> tuple[int, int] | None:
 
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_minflt, usage.ru_majflt
-
-
-def _more(
-    before: tuple[int, int] | None, now: tuple[int, int] | None
-) -> tuple[int | None, int | None]:
-    if before is None or now is None:
-        return None, None
-    return now[0] - before[0], now[1] - before[1]

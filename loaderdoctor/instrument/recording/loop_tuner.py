@@ -49,7 +49,7 @@ Fetch = tuple[int, int, int, int, int]
 class HandedLoader:
     """The `LiveLoader` of a place in the script; another when the script builds it anew."""
 
-    def __init__(self, state: LoaderState, make: Callable[..., LiveLoader]) -> None:
+    def __init__(self, make: Callable[..., LiveLoader]) -> None:
         self.live: LiveLoader | None = None
         self._make = make
         self._for: Callable[[], Any] = lambda: None
@@ -60,7 +60,6 @@ class HandedLoader:
         return self.live is not None and self.live.took_over
 
     def of(self, loader: DataLoader[Any]) -> LiveLoader:
-        """That of this loader."""
         live = self.live
         if live is None or self._for() is not loader:
             live = self.live = self._make(loader, like=live)
@@ -111,7 +110,7 @@ class LoopTuner:
         feed: Any = state.feed() if state.feed is not None else None
         if loader is None or feed is None:
             return "the loader no longer exists"
-        handed = HandedLoader(state, self._live_loader)
+        handed = HandedLoader(self._live_loader)
         live = handed.of(loader)
         if live.never is not None:
             return live.never
@@ -270,7 +269,6 @@ class LoopTuner:
     # ------------------------------------------------------------ telling
 
     def news(self) -> TuningRecord | None:
-        """What is to be told; None where nothing is new."""
         record = self._record()
         if record == self._sent:
             return None

@@ -14,7 +14,6 @@ never waited for.
 
 from __future__ import annotations
 
-import gc
 import os
 from collections import deque
 from collections.abc import Callable
@@ -22,7 +21,6 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from threading import get_ident
-from time import perf_counter_ns
 from typing import Any, Final
 
 import torch
@@ -31,6 +29,7 @@ from torch import Tensor
 from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.batches.h2d import H2DCall, H2DHook
 from loaderdoctor.instrument.session.compute_watch import compiles
+from loaderdoctor.instrument.session.open_window import Collected
 from loaderdoctor.instrument.wire.measured import Collections, QueueFill, WorkersBeat
 from loaderdoctor.instrument.wire.record_file import WorkerSums, read_sums
 from loaderdoctor.settings import Settings
@@ -45,22 +44,13 @@ MIN_BATCHES = 8
 ENOUGH_BATCHES = 64
 
 
-class CollectionTimes:
+class CollectionTimes(Collected):
     """Since it was installed; a collection costs a microsecond more meanwhile."""
 
     def __init__(self) -> None:
-        self._began_ns = 0
+        super().__init__()
         self._n = self._total_ns = self._longest_ns = 0
         self._noted: list[tuple[int, int]] = []
-
-    def install(self) -> None:
-        """Listen from now on."""
-        gc.callbacks.append(self._called)
-
-    def remove(self) -> None:
-        """Leave `gc` as it was."""
-        if self._called in gc.callbacks:
-            gc.callbacks.remove(self._called)
 
     def take(self) -> tuple[Collections, list[tuple[int, int]]]:
         """Sums since the last time, and (begin, end) of the long ones."""
@@ -69,21 +59,12 @@ class CollectionTimes:
         self._n = self._total_ns = self._longest_ns = 0
         return sums, noted
 
-    def _called(self, phase: str, info: dict[str, Any]) -> None:
-        now = perf_counter_ns()
-        if phase == "start":
-            self._began_ns = now
-            return
-        began, self._began_ns = self._began_ns, 0
-        if not began:
-            return
-        took = now - began
+    def add(self, generation: int, began_ns: int, took_ns: int) -> None:
         self._n += 1
-        self._total_ns += took
-        if took > self._longest_ns:
-            self._longest_ns = took
-        if took >= NOTED_NS and len(self._noted) < MAX_NOTED:
-            self._noted.append((began, now))
+        self._total_ns += took_ns
+        self._longest_ns = max(self._longest_ns, took_ns)
+        if took_ns >= NOTED_NS and len(self._noted) < MAX_NOTED:
+            self._noted.append((began_ns, began_ns + took_ns))
 
 
 def queue_fill(iterator: Any) -> QueueFill | None:
@@ -236,7 +217,7 @@ class _EventPairs:
 
     def __init__(self, event: Callable[[], Any] | None = None) -> None:
         self._event = event or partial(_CUDA.Event, enable_timing=True)
-        self._spare: list[Pair] = []
+        self.spare: list[Pair] = []
         self._open: deque[list[Pair]] = deque()
 
     @property
@@ -245,10 +226,7 @@ class _EventPairs:
         return len(self._open) >= MAX_OPEN
 
     def new(self) -> Pair:
-        return self._spare.pop() if self._spare else (self._event(), self._event())
-
-    def unused(self, pair: Pair) -> None:
-        self._spare.append(pair)
+        return self.spare.pop() if self.spare else (self._event(), self._event())
 
     def sampled(self, pairs: list[Pair]) -> None:
         """All of one step, in order."""
@@ -261,7 +239,7 @@ class _EventPairs:
             pairs = self._open.popleft()
             total_ns += sum(round(a.elapsed_time(b) * NS_PER_MS) for a, b in pairs)
             n += 1
-            self._spare += pairs
+            self.spare += pairs
         return n, total_ns
 
 
@@ -273,6 +251,7 @@ class DryProbe:
         self._device = device
         self._stream = stream_of or _CUDA.current_stream
         self._pairs = _EventPairs(event)
+        self.take = self._pairs.take  # how long it stood dry
         self._now: Pair | None = None
 
     def before_fetch(self) -> None:
@@ -283,7 +262,6 @@ class DryProbe:
         self._now[0].record(self._stream(self._device))
 
     def after_fetch(self) -> None:
-        """It has its batch."""
         pair, self._now = self._now, None
         if pair is not None:
             pair[1].record(self._stream(self._device))
@@ -293,11 +271,7 @@ class DryProbe:
         """It had none: the epoch was over."""
         pair, self._now = self._now, None
         if pair is not None:
-            self._pairs.unused(pair)
-
-    def take(self) -> tuple[int, int]:
-        """(steps, ns that the device stood dry) of those that are done since the last call."""
-        return self._pairs.take()
+            self._pairs.spare.append(pair)
 
 
 class CopyProbe(H2DHook):
@@ -311,6 +285,7 @@ class CopyProbe(H2DHook):
         self._training = get_ident()
         self._stream: Any = None
         self._pairs = _EventPairs(event)
+        self.take = self._pairs.take
         self._now: list[Pair] | None = None
 
     def begin(self) -> None:
@@ -346,7 +321,3 @@ class CopyProbe(H2DHook):
         pair[1].record(stream)
         pairs.append(pair)
         return made
-
-    def take(self) -> tuple[int, int]:
-        """(steps, ns of all their copies) of those that are done since the last call."""
-        return self._pairs.take()

@@ -66,25 +66,10 @@ class StepMarks:
         self._flag(GAP)
         self._after_gap = True
 
-    def replaced(self, now: int) -> None:
-        """The loop asks for a new iterator although the old one had not run out."""
+    def _starts(self, ns: int = 0) -> None:
         self._flag(STARTS)
 
-    def created(self, create_ns: int) -> None:
-        """A new iterator of the step's loader."""
-        self._flag(STARTS)
-
-    def crossed(self) -> None:
-        """The open step's batch came from the next epoch of another loader's."""
-        self._flag(STARTS)
-
-    def teardown(self, ns: int) -> None:
-        """Workers were shut down."""
-        self._flag(STARTS)
-
-    def apart(self, ns: int) -> None:
-        """They were of a pool that this stretch does not use: as `teardown`."""
-        self._flag(STARTS)
+    replaced = created = crossed = teardown = apart = _starts
 
     def foreign(self) -> None:
         """Another loader was read, or something saved."""
@@ -202,40 +187,30 @@ class Blocks:
 
     def __init__(self, n: int) -> None:
         self.n = n
-        self._took: list[I64] = []
-        self._wait: list[I64] = []
-        self._number: list[I64] = []
-        self._end: list[I64] = []
+        self._rest = np.empty((4, 0), np.int64)  # took, waited, number and end of each step
 
     def add(self, steps: Steps) -> tuple[Block, ...]:
         """The blocks that are full now."""
-        plain = steps.plain
-        waits = steps.wait_ns
-        self._took.append(steps.took_ns[plain])
-        self._wait.append(waits[plain] if waits is not None else np.full(int(plain.sum()), -1))
-        self._number.append(steps.number[plain])
-        self._end.append(steps.end_ns[plain])
-        took, wait = np.concatenate(self._took), np.concatenate(self._wait)
-        number, end = np.concatenate(self._number), np.concatenate(self._end)
-        n_blocks = took.size // self.n
+        plain, waits = steps.plain, steps.wait_ns
+        wait = waits if waits is not None else np.zeros(plain.size, np.int64)
+        new = np.stack([steps.took_ns, wait, steps.number, steps.end_ns])[:, plain]
+        steps_so_far = np.concatenate([self._rest, new], axis=1)
+        n_whole = steps_so_far.shape[1] // self.n * self.n
+        self._rest = steps_so_far[:, n_whole:]
         blocks = []
-        for i in range(n_blocks):
-            here = slice(i * self.n, (i + 1) * self.n)
-            last = (i + 1) * self.n - 1
+        whole = steps_so_far[:, :n_whole].reshape(4, -1, self.n)
+        for took, wait, number, end in whole.swapaxes(0, 1):
             blocks.append(
                 Block(
-                    step=int(number[last]),
-                    end_ns=int(end[last]),
+                    step=int(number[-1]),
+                    end_ns=int(end[-1]),
                     n=self.n,
-                    total_ns=int(took[here].sum()),
-                    median_ns=int(np.median(took[here])),
-                    longest_ns=int(took[here].max()),
-                    wait_ns=int(wait[here].sum()) if waits is not None else None,
+                    total_ns=int(took.sum()),
+                    median_ns=int(np.median(took)),
+                    longest_ns=int(took.max()),
+                    wait_ns=int(wait.sum()) if waits is not None else None,
                 )
             )
-        rest = n_blocks * self.n
-        self._took, self._wait = [took[rest:]], [wait[rest:]]
-        self._number, self._end = [number[rest:]], [end[rest:]]
         return tuple(blocks)
 
 

@@ -93,7 +93,6 @@ class ComputeWatch:
                 owner.zero_grad = original  # type: ignore[attr-defined]
 
     def record(self) -> ComputeRecord:
-        """What was seen."""
         names: dict[int, str] = {}
         for root in self._roots.values():
             if (module := root()) is not None:
@@ -213,14 +212,12 @@ def subnormals() -> SubnormalRecord | None:
             kinds[kind].append(tensor)
     found = []
     for kind, tensors in kinds.items():
-        values = _values(tensors)
-        if values is not None:
-            share = float(_is_subnormal(values).float().mean())
-            if share >= MIN_SHARE:
-                found.append((share, kind, values))
-    if not found:
+        if tensors:
+            values = _values(tensors)
+            found.append((float(_is_subnormal(values).float().mean()), kind, values))
+    share, kind, values = max(found, key=lambda x: x[0], default=(0.0, "", torch.empty(0)))
+    if share < MIN_SHARE:
         return None
-    share, kind, values = max(found, key=lambda x: x[0])
     return SubnormalRecord(
         where=kind,  # type: ignore[arg-type]  # one of the three above
         share=share,
@@ -246,20 +243,16 @@ def _readable(tensor: Tensor) -> bool:
         type(tensor) in (Tensor, torch.nn.Parameter)
         and tensor.device.type == "cpu"
         and tensor.layout is torch.strided
-        and tensor.dtype in (torch.float32, torch.float64)
+        and tensor.dtype is torch.float32  # what lies below its range need not in others
         and tensor.numel() > 0
     )
 
 
 @torch.no_grad()
-def _values(tensors: list[Tensor]) -> Tensor | None:
-    """A copy of some of their values, float32, as many of each; None without any."""
-    if not tensors:
-        return None
+def _values(tensors: list[Tensor]) -> Tensor:
+    """A copy of some of their values, as many of each."""
     each = max(1, MAX_VALUES // len(tensors))
-    # A float64 below float32's range would become subnormal only by being narrowed.
-    parts = [x.detach().reshape(-1)[:each] for x in tensors if x.dtype is torch.float32]
-    return torch.cat(parts) if parts else None
+    return torch.cat([x.detach().reshape(-1)[:each] for x in tensors])
 
 
 def _is_subnormal(values: Tensor) -> Tensor:

@@ -118,7 +118,6 @@ class Passes:
     teardown_ns: int = 0  # worker shutdown since the last iterator was created
 
     def begin(self) -> None:
-        """The loop has a new iterator."""
         if self.n_seen:
             self.left_after = self.n_seen
         self.n_seen = 0
@@ -143,7 +142,6 @@ class BatchesSeen:
     labels: Labels | None = None
 
     def describe(self, batch: object) -> None:
-        """Look at one of them."""
         from loaderdoctor.instrument.batches import describe_batch, fingerprint
         from loaderdoctor.instrument.batches.properties import Labels, Lengths
 
@@ -173,7 +171,6 @@ class BatchesSeen:
 
     @property
     def shapes_vary(self) -> bool:
-        """Whether they have several shapes."""
         return len({tuple(tensor.shape for tensor in batch) for batch in self.described}) > 1
 
 
@@ -261,7 +258,6 @@ class LoaderState:
 
     @property
     def workers(self) -> int:
-        """num_workers."""
         return self.record.settings.num_workers or 0
 
     @property
@@ -284,10 +280,9 @@ class LoaderState:
     @property
     def n_described(self) -> int:
         """First batches that are looked at: of a stream one of each worker, and the next."""
-        workers = self.record.settings.num_workers or 0
         if self.record.kind != "iterable":
             return N_DESCRIBED
-        return max(N_DESCRIBED, min(workers + 1, MAX_DESCRIBED))
+        return max(N_DESCRIBED, min(self.workers + 1, MAX_DESCRIBED))
 
     def full_record(self) -> LoaderRecord:
         """What the report gets: the loader's nature plus what was seen of its batches."""

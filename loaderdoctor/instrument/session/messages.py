@@ -31,6 +31,7 @@ class Messages:
         self.next_poll_ns = 0  # before that, `poll` has nothing to do but for a rank of several
         self._session = session
         self._inbox: list[ToRun] = []
+        self._told_ns = 0
         self._stop_at: int | None = None  # steps after which all ranks meet to stop
 
     def poll(self, now: int) -> None:
@@ -56,7 +57,7 @@ class Messages:
         """
         if not self._session.group:
             return self._paused()
-        beat = _Heartbeat(self._session)
+        self._told_ns = perf_counter_ns()
         while True:
             while self._inbox:
                 message = self._inbox.pop(0)
@@ -66,7 +67,7 @@ class Messages:
                 return None
             now = yield
             self.poll(now)
-            beat.at(now)
+            self._tell(now)
 
     def hold(
         self,
@@ -84,7 +85,7 @@ class Messages:
         if finish_device is not None:
             finish_device()
         session.send(Ready(id=request_id, n_steps=session.n_steps))
-        beat = _Heartbeat(session)
+        self._told_ns = perf_counter_ns()
         at_step: int | None = None
         while at_step is None or session.n_steps < at_step:
             if self._inbox:
@@ -101,7 +102,13 @@ class Messages:
             now = yield
             self.poll(now)
             each_step()
-            beat.at(now)
+            self._tell(now)
+
+    def _tell(self, now: int) -> None:
+        """How far the loop is, a few times a second."""
+        if now - self._told_ns >= HEARTBEAT_NS:
+            self._told_ns = now
+            self._session.progress("stepping on")
 
     def _paused(self) -> ToRun | None:
         while not self._inbox:
@@ -147,16 +154,3 @@ class Messages:
                     self._prepare_to_stop(message)
                 return
         session.stop()
-
-
-class _Heartbeat:
-    """Tells the command how far the loop is, a few times a second."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._last_ns = perf_counter_ns()
-
-    def at(self, now: int) -> None:
-        if now - self._last_ns >= HEARTBEAT_NS:
-            self._last_ns = now
-            self._session.progress("stepping on")

@@ -14,7 +14,7 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from loaderdoctor.instrument.session.roles import device_of, optimizer_exists, training_device
 from loaderdoctor.instrument.system import user_site
@@ -97,27 +97,22 @@ class NoDataLoaderWatch:
     def _watch(self, optimizer: Optimizer | None) -> Iterator[None]:
         session = self._session
         site = user_site().label
-        marks = [perf_counter_ns()]
-        self._began_ns = marks[0]
-        self._n_passes = 0
+        began_ns = now_ns = self._began_ns = perf_counter_ns()
+        n_steps = self._n_passes = 0
         few = MIN_STEPS if optimizer is not None else MIN_BACKWARDS
-        while (
-            not _enough(len(marks) - 1, (marks[-1] - marks[0]) / NS_PER_S, few)
-            or self._may_be_iterated()
-        ):
+        while not _enough(n_steps, (now_ns - began_ns) / NS_PER_S, few) or self._may_be_iterated():
             yield
             if session.registry.states:
                 return
-            marks.append(perf_counter_ns())
+            n_steps, now_ns = n_steps + 1, perf_counter_ns()
         # One step of an optimizer may hold many backward passes (LBFGS): it is waited for, unless
         # it lasts so long that too few would be seen.
         waits = optimizer is None and optimizer_exists()
-        while waits and marks[-1] - marks[0] < SLOW_S * NS_PER_S:
+        while waits and now_ns - began_ns < SLOW_S * NS_PER_S:
             yield
-            marks.append(perf_counter_ns())
+            n_steps, now_ns = n_steps + 1, perf_counter_ns()
         self._captures = True
-        n_steps = len(marks) - 1
-        step_ms = (marks[-1] - marks[0]) / n_steps / NS_PER_MS
+        step_ms = (now_ns - began_ns) / n_steps / NS_PER_MS
         of_passes = optimizer is None
         device = training_device(device_of(optimizer) if optimizer is not None else None)
         splits = self._n_passes > n_steps and not of_passes
@@ -215,12 +210,15 @@ class NoDataLoaderWatch:
         session.detach()
 
 
-def _sampled(step_ms: float) -> Generator[None, None, StackRecord]:
+def _sampled(step_ms: float) -> Generator[None, Any, StackRecord]:
     """Stack samples over some of the steps to come, which take about `step_ms`."""
-    from loaderdoctor.instrument.session.stack_samples import sampled_steps
+    from loaderdoctor.instrument.session.stack_samples import with_stack_samples
 
-    n_steps = max(FEWEST_SAMPLED, math.ceil(SAMPLED_S * 1e3 / step_ms))
-    return (yield from sampled_steps(n_steps, threading.get_ident()))
+    def steps() -> Generator[None, int, None]:
+        for _ in range(max(FEWEST_SAMPLED, math.ceil(SAMPLED_S * 1e3 / step_ms))):
+            yield
+
+    return (yield from with_stack_samples(steps(), threading.get_ident()))[1]
 
 
 def _enough(n_steps: int, seconds: float, few: int) -> bool:

@@ -137,24 +137,47 @@ _CACHE_ENTRY = re.compile(r"^\d+(?:_\d+)?/\d+: ")  # "0/3: ": which piece of cod
 MAX_REASON = 200
 
 
-class CollectionCount:
-    """Collections of this process from here to `stop`, on whichever thread: all hold its lock.
+class Collected:
+    """Told of each collection of this process, on whichever thread: all hold its lock.
 
-    A callback of the collector itself, twice for each collection; nothing is called in between.
+    By a callback of the collector itself, twice for each; nothing is called in between.
     """
 
     def __init__(self) -> None:
         self._began_ns = 0
+
+    def install(self) -> None:
+        gc.callbacks.append(self._called)
+
+    def remove(self) -> None:
+        if self._called in gc.callbacks:
+            gc.callbacks.remove(self._called)
+
+    def add(self, generation: int, began_ns: int, took_ns: int) -> None:
+        raise NotImplementedError
+
+    def _called(self, phase: str, info: dict[str, Any]) -> None:
+        began_ns, self._began_ns = self._began_ns, 0
+        if phase == "start":
+            self._began_ns = perf_counter_ns()
+        elif began_ns:  # else it was under way when we began
+            self.add(info["generation"], began_ns, perf_counter_ns() - began_ns)
+
+
+class CollectionCount(Collected):
+    """Of one window, from here to `stop`."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self._n = [0] * N_GENERATIONS
         self._ns = [0] * N_GENERATIONS
         self._pauses: list[int] = []
         self._places: dict[tuple[CodeType, int], int] = {}
-        gc.callbacks.append(self._called)
+        self.install()
 
     def stop(self) -> CollectionRecord | None:
         """Remove the callback; what was collected since, or None where nothing was."""
-        if self._called in gc.callbacks:
-            gc.callbacks.remove(self._called)
+        self.remove()
         if not any(self._n):
             return None
         asked_ns, site, code, library = self._asked()
@@ -168,21 +191,15 @@ class CollectionCount:
             library=library,
         )
 
-    def _called(self, phase: str, info: dict[str, Any]) -> None:
-        if phase == "start":
-            self._began_ns = perf_counter_ns()
-            return
-        if not self._began_ns:
-            return  # under way when we began
-        took_ns, self._began_ns = perf_counter_ns() - self._began_ns, 0
-        generation = min(info["generation"], _FULL)
+    def add(self, generation: int, began_ns: int, took_ns: int) -> None:
+        generation = min(generation, _FULL)
         self._n[generation] += 1
         self._ns[generation] += took_ns
         if generation < _FULL:
             return
         if len(self._pauses) < _MAX_PAUSES:
             self._pauses.append(took_ns)
-        frame = sys._getframe().f_back  # what ran when it began; None: a thread without Python code
+        frame = sys._getframe(1).f_back  # what ran then; None: a thread without Python code
         if frame is not None:
             place = (frame.f_code, frame.f_lineno)
             self._places[place] = self._places.get(place, 0) + took_ns

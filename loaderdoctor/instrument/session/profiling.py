@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import msgspec
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
 from loaderdoctor.errors import LoaderdoctorError
 from loaderdoctor.instrument.session.sources import SourceRefusedError
@@ -52,17 +52,12 @@ class WindowProfiler:
         *,
         device: torch.device | None,
     ) -> None:
-        from torch.profiler import ProfilerAction, ProfilerActivity, profile
-
         self._trace_path = trace_path
         n_warmup = asked.n_warmup_steps
         self.n_warmup = max(1, DEFAULT_WARMUP_STEPS if n_warmup is None else n_warmup)
         self.clock_marks: list[tuple[str, int]] = []
         self._n = 0
         self._lines = LoopLines(threading.get_ident()) if asked.with_stack else None
-        activities = [ProfilerActivity.CPU]
-        if device is not None:
-            activities.append(ProfilerActivity.CUDA)
 
         def schedule(step: int) -> ProfilerAction:
             # Recording has no fixed end: steps that hold validation don't count, so how many
@@ -70,7 +65,7 @@ class WindowProfiler:
             return ProfilerAction.WARMUP if step < self.n_warmup else ProfilerAction.RECORD
 
         self._profile = profile(
-            activities=activities,
+            activities=_activities(device),
             schedule=schedule,
             on_trace_ready=self._export,
             with_stack=asked.with_stack,
@@ -102,7 +97,6 @@ class WindowProfiler:
             self.clock_marks.append((f"ProfilerStep#{self._n}", perf_counter_ns()))
 
     def finish(self) -> None:
-        """Stop and write the trace."""
         if self._lines is not None:
             stack_samples = self._lines.stop(self.clock_marks)
             if self.recording:  # else torch has nothing to add it to
@@ -112,11 +106,15 @@ class WindowProfiler:
 
     @property
     def recording(self) -> bool:
-        """Whether the warm-up is over."""
         return self._n >= self.n_warmup
 
     def _export(self, profile: Any) -> None:
         profile.export_chrome_trace(str(self._trace_path))
+
+
+def _activities(device: torch.device | None) -> list[ProfilerActivity]:
+    on_device = [] if device is None else [ProfilerActivity.CUDA]
+    return [ProfilerActivity.CPU, *on_device]
 
 
 def release(profile: Any) -> None:
@@ -130,9 +128,6 @@ def release(profile: Any) -> None:
 
 def refuse_second_profiler(n_steps: int) -> None:
     """Raise ProfilerBusyError where the script's own profiler is, or may become, active."""
-    import torch
-    from torch.profiler import ProfilerAction, profile
-
     if torch.autograd.profiler._is_profiler_enabled:
         raise ProfilerBusyError(
             "the script's own profiler is active; torch allows one at a time. "
@@ -153,12 +148,7 @@ class EventProbe:
     """Counts the profiler events of one step, to bound the length of a capture."""
 
     def __init__(self, device: torch.device | None) -> None:
-        from torch.profiler import ProfilerActivity, profile
-
-        activities = [ProfilerActivity.CPU]
-        if device is not None:
-            activities.append(ProfilerActivity.CUDA)
-        self._profile = profile(activities=activities)
+        self._profile = profile(activities=_activities(device))
 
     def start(self) -> None:
         """Begin at a step boundary. Raises ProfilerBusyError."""
@@ -166,12 +156,16 @@ class EventProbe:
         self._profile.start()
 
     def finish(self) -> int:
-        """Events since `start`."""
         self._profile.stop()
-        results = self._profile.profiler.kineto_results if self._profile.profiler else None
-        n = len(results.events()) if results is not None else 0
+        n = len(_events(self._profile))
         release(self._profile)
         return n
+
+
+def _events(stopped: Any) -> list[Any]:
+    """What a profiler recorded; empty where it was stopped before it did."""
+    results = stopped.profiler.kineto_results if stopped.profiler is not None else None
+    return results.events() if results is not None else []
 
 
 def most_steps(n_events_per_step: int) -> int:
@@ -186,14 +180,12 @@ def queue_waits_named(training_thread: int) -> Iterator[None]:
     Wrappers that fetch on their own thread (prefetch_generator and its like) hand batches
     over in a `queue.Queue`; its `get` gets a span while this is active.
     """
-    from torch.autograd.profiler import record_function
-
     original = queue.Queue.get
 
     def get(self: Any, block: bool = True, timeout: float | None = None) -> Any:
         if threading.get_ident() != training_thread:
             return original(self, block, timeout)
-        with record_function(WAIT_SPAN):
+        with torch.autograd.profiler.record_function(WAIT_SPAN):
             return original(self, block, timeout)
 
     queue.Queue.get = get  # type: ignore[method-assign]
@@ -218,13 +210,9 @@ class LoopLines:
     """Samples one thread from `start` to `stop`."""
 
     def __init__(self, thread: int) -> None:
-        """`thread`: threading.get_ident."""
         self._stack_samples: list[tuple[int, Place]] = []
         self._sampler = StackSampler(thread, self._take)
-
-    def start(self) -> None:
-        """Begin to sample."""
-        self._sampler.start()
+        self.start = self._sampler.start
 
     def stop(self, marks: list[tuple[str, int]]) -> str:
         """End, and the samples as JSON. `marks` are the steps' spans and when each began.
@@ -291,7 +279,7 @@ def with_history(
         saved = SnapshotRecord(path=str(path), n_entries=_save(path))
         return msgspec.structs.replace(done, snapshot=saved)
     finally:
-        _end()
+        torch.cuda.memory._record_memory_history(None)  # and dropped is what was recorded
 
 
 def _begin(device: torch.device | None, max_entries: int) -> None:
@@ -323,11 +311,6 @@ def _save(path: Path) -> int:
     return sum(len(events) for events in snapshot["device_traces"])
 
 
-def _end() -> None:
-    """Stop recording and drop what was recorded."""
-    torch.cuda.memory._record_memory_history(None)
-
-
 def _own_path(path: Path, *, in_group: bool) -> Path:
     """Ranks of one job get the same path, and may share the folder."""
     if not in_group:
@@ -350,7 +333,7 @@ def with_tensor_peak(device: torch.device | None, request: WindowRequest, timed:
 
 
 def _watched_step() -> Generator[None, int, int | None]:
-    """Bytes; None where the script's own profiler is at work."""
+    """Bytes; None where the script's own profiler is at work, or ours recorded nothing."""
     try:
         refuse_second_profiler(1)
     except ProfilerBusyError:
@@ -361,14 +344,11 @@ def _watched_step() -> Generator[None, int, int | None]:
         yield
     finally:
         watch.stop()
-    results = watch.profiler.kineto_results if watch.profiler is not None else None
-    if results is None:
-        return None
+    events = _events(watch)
     release(watch)
-    events: list[Any] = results.events()
     changes = [(one.start_ns(), one.nbytes()) for one in events if one.name() == _ALLOCATION]
     changes.sort(key=lambda change: change[0])  # stable: as reported where the clock stood still
-    return largest_rise(n_bytes for _, n_bytes in changes)
+    return largest_rise(n_bytes for _, n_bytes in changes) if events else None
 
 
 def largest_rise(changes: Iterable[int]) -> int:

@@ -122,7 +122,6 @@ class RoleObserver:
     _looked_s: float = float("-inf")
 
     def fetched(self, loader: LoaderState, now: int) -> None:
-        """A batch was handed out."""
         one = self.fetches.get(loader.index)
         if one is None:
             one = self.fetches[loader.index] = _Fetches(loader)

@@ -83,7 +83,6 @@ class Sources:
         return reason if reason != RAN_OUT else None
 
     def check(self) -> None:
-        """Raise SourceError where they did."""
         reason = self.failure()
         if reason is not None:
             raise SourceError(reason)
@@ -137,7 +136,7 @@ class Sources:
                 raise SourceRefusedError(f"{state.id}: no batches of the window before are held")
             if not request.again and self._must_be_new(state):
                 self._make_ahead(state, n_ahead, until_ns)
-            if state.ahead is not None and request.mode in ("no_input", "no_copy"):
+            if state.ahead is not None:
                 self._set(state, state.ahead.as_source(replay_buffer))
             else:
                 self._set(state, replay_buffer.as_source())

@@ -28,19 +28,12 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
-import msgspec
 import torch
 
 from loaderdoctor.instrument.system import ask_as_usual, ask_soon
-from loaderdoctor.instrument.wire.measured import (
-    FramePlace,
-    StackPlace,
-    StackRecord,
-    Stage,
-)
-from loaderdoctor.instrument.wire.protocol import WindowDone
+from loaderdoctor.instrument.wire.measured import FramePlace, StackPlace, StackRecord, Stage
 from loaderdoctor.instrument.workers.user_code import OWN, USER, kind_of, place_of
 
 # So close together a sample costs 50 to 80 µs of CPU: by that, 2 to 4 % of the window.
@@ -64,6 +57,9 @@ _ROOTS: Final = ("torch", "F", "nn")
 _NOT_OPERATORS: Final = ("torch.save", "torch.load", "torch.cuda.synchronize")
 
 
+Of = TypeVar("Of")
+
+
 class _Key(NamedTuple):
     stage: Stage
     frames: tuple[tuple[CodeType, int], ...]  # code and line, outermost first
@@ -83,11 +79,9 @@ class StackSampler:
         self._own = threading.Thread(target=self._run, name="loaderdoctor-loop", daemon=True)
 
     def start(self) -> None:
-        """Begin to sample."""
         self._own.start()
 
     def stop(self) -> None:
-        """End, and wait for it."""
         self._stopping.set()
         self._own.join(timeout=1.0)
         ask_as_usual()
@@ -141,30 +135,17 @@ class LoopSamples:
 
 
 def with_stack_samples(
-    timed: Generator[None, int, WindowDone], thread: int, outside: Callable[[], bool]
-) -> Generator[None, int, WindowDone]:
-    """The window `timed`, with samples of the training thread over it."""
+    steps: Generator[None, int, Of], thread: int, outside: Callable[[], bool] = lambda: False
+) -> Generator[None, int, tuple[Of, StackRecord]]:
+    """What those steps give, and samples of the training thread over them."""
     samples = LoopSamples(outside)
     sampler = StackSampler(thread, samples.take)
     sampler.start()
     try:
-        done = yield from timed
+        done = yield from steps
     finally:
         sampler.stop()
-    return msgspec.structs.replace(done, stacks=samples.record())
-
-
-def sampled_steps(n_steps: int, thread: int) -> Generator[None, None, StackRecord]:
-    """Samples over so many steps; `yield` means one more."""
-    samples = LoopSamples(lambda: False)
-    sampler = StackSampler(thread, samples.take)
-    sampler.start()
-    try:
-        for _ in range(n_steps):
-            yield
-    finally:
-        sampler.stop()
-    return samples.record()
+    return done, samples.record()
 
 
 def _key(frame: FrameType) -> _Key | None:
@@ -178,9 +159,10 @@ def _key(frame: FrameType) -> _Key | None:
         if at is None:
             break
         kind = kind_of(at.f_code)
-        if at.f_code.co_filename == "<string>":  # what started the script
-            break
-        if kind == USER:
+        if at.f_code.co_filename == "<string>":
+            if at.f_code.co_name == "<module>":  # what started the script
+                break  # else: a dataclass's `__init__`, whose source nobody has
+        elif kind == USER:
             users.append(at)
         elif kind == OWN:
             ours = ours or not users  # else: what runs the script

@@ -162,7 +162,6 @@ class StepClock:
 
     @property
     def n_steps(self) -> int:
-        """Whole steps so far."""
         return len(self._steps)
 
     @property
@@ -285,8 +284,8 @@ class StepClock:
             device_ns=device,
             boundary_steps=tuple(i for i, s in enumerate(steps) if s.boundary),
             crossed_steps=tuple(i for i, s in enumerate(steps) if s.crossed),
-            start_ns=self._marks[0] if self._marks else 0,
-            end_ns=self._marks[-1] if self._marks else 0,
+            start_ns=self._marks[0],
+            end_ns=self._marks[-1],
         )
 
     def _device_step(self, step: _Step, elapsed: list[int]) -> int:
@@ -309,8 +308,8 @@ class StepClock:
 
     def _elapsed_ns(self) -> list[int] | None:
         """Device time of each mark since the first; None without a device."""
-        if self._device is None or not self._marks:
-            return None if self._device is None else []
+        if self._device is None:
+            return None
         last = len(self._marks) - 1
         if self._event_marks[-1] != last:  # the window was cut short just now
             self._device.mark()

@@ -77,16 +77,12 @@ class Windows:
         self._definition = definition
         self._marks = marks
         self._accumulation = accumulation
-        self._step_ns = self._own_step_ns = step_ns
+        # What a step took in the last window, or as the loop got warm; and in the last plain one.
+        self.step_ns = self._own_step_ns = step_ns
         self._sources = Sources(session, definition, transfers)
         self._switches = Switches(session, self._sources.replay_position)
         self._events_per_step: int | None = None
         self._steps = TimedSteps(session, messages, self._sources, self._switches, marks)
-
-    @property
-    def step_ns(self) -> int:
-        """What a step took in the last window, or as the loop got warm."""
-        return self._step_ns
 
     def batches_per_cycle(self, request: WindowRequest | None) -> int:
         """Batches after which the waits repeat: worker count times accumulation."""
@@ -129,9 +125,9 @@ class Windows:
         # Whatever the loop waited for since its last step, the end of the window before included: a
         # trace takes seconds to write. Workers made batches meanwhile.
         paused_ns = perf_counter_ns() - session.stopped_ns
-        paused = paused_ns > PAUSE_STEPS * self._step_ns
+        paused = paused_ns > PAUSE_STEPS * self.step_ns
         startup_ns, n_queued = yield from self._switch_batches(request, paused=paused)
-        is_short = paused_ns <= SHORT_PAUSE * request.n_steps * self._step_ns
+        is_short = paused_ns <= SHORT_PAUSE * request.n_steps * self.step_ns
         if not (paused or is_short or sources.substituting):
             n_queued = self._n_late(paused_ns)
         if request.drain and not request.own_batches:
@@ -157,7 +153,7 @@ class Windows:
         steps = timed(request, deadline)
         steps = with_history(session.device, request, steps, in_group=session.group)
         if request.stack_samples:
-            steps = with_stack_samples(steps, self._definition.thread, self._outside_steps)
+            steps = self._sampled(steps)
         done = yield from with_tensor_peak(session.device, request, steps)
         why = sources.crash() or self._switches.failure()
         if why is not None:
@@ -167,10 +163,13 @@ class Windows:
             done, startup_ns=startup_ns, boundary_ns=boundary_ns, ready=sources.ready_record()
         )
 
-    def _outside_steps(self) -> bool:
-        """Whether the loop is where no step counts; asked by another thread."""
-        clock = self._session.window.clock
-        return clock is not None and clock.outside
+    def _sampled(self, steps: Timed) -> Timed:
+        def outside() -> bool:  # asked by another thread
+            clock = self._session.window.clock
+            return clock is not None and clock.outside
+
+        done, stacks = yield from with_stack_samples(steps, self._definition.thread, outside)
+        return msgspec.structs.replace(done, stacks=stacks)
 
     def _switch_batches(
         self, request: WindowRequest, *, paused: bool
@@ -200,7 +199,7 @@ class Windows:
         Batches of several workers come together, so a starved loop has some of them left besides.
         """
         n_workers = max(x.workers for x in self._sources.train)
-        made = -(-paused_ns // max(1, self._step_ns))
+        made = -(-paused_ns // max(1, self.step_ns))
         return made + min(n_workers, MOST_TOGETHER) if n_workers else 0
 
     def _let_queues_fill(self, targets: list[LoaderState]) -> Steps:
@@ -333,16 +332,16 @@ class Windows:
     ) -> Timed:
         n_steps = self._whole_cycles(request)
         done = yield from self._steps.run(request, n_steps, deadline, profiler)
-        self._step_ns = sum(done.host_step_ns) // done.n_steps
+        self.step_ns = sum(done.host_step_ns) // done.n_steps
         if request.mode == "plain":
-            self._own_step_ns = self._step_ns
+            self._own_step_ns = self.step_ns
         return done
 
     def _whole_cycles(self, request: WindowRequest) -> int:
         """`n_steps` up to whole cycles, where the limit leaves room for that."""
         cycle = self.batches_per_cycle(request)
         whole = -(-max(1, request.n_steps) // cycle) * cycle
-        if request.limit_s is not None and whole * self._step_ns > request.limit_s * NS_PER_S:
+        if request.limit_s is not None and whole * self.step_ns > request.limit_s * NS_PER_S:
             return max(1, request.n_steps)
         return whole
 

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -65,6 +66,27 @@ def test_a_loop_over_elements_is_seen_in_its_function() -> None:
     assert record.n >= 10
     assert inside >= 0.8 * record.n
     assert {x.stage for x in record.places if x.frames[-1].function == "shape_words"} == {"own"}
+
+
+@dataclass
+class Sums:
+    """Its `__init__` is code of a file that nobody has."""
+
+    n: int
+
+    def __post_init__(self) -> None:
+        self.all = [shape_words() for _ in range(self.n)]
+
+
+def test_what_a_dataclass_does_as_it_is_made_is_seen_with_the_calls_that_lead_there() -> None:
+    def step() -> None:
+        Sums(2)
+
+    record = sampled(step)
+    functions = [[frame.function.rpartition(".")[2] for frame in x.frames] for x in record.places]
+    inside = [names for names in functions if "shape_words" in names]
+    assert inside
+    assert all({"step", "__post_init__"} <= set(names) for names in inside)
 
 
 def test_it_is_seen_next_to_another_thread_too() -> None:

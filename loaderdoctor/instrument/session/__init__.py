@@ -263,8 +263,7 @@ class Session:
         self._send_ended("stopped", 0)
         # The hooks stay until its next step, if it has one: this is called in one of them.
         for state in self.registry.states:
-            state.substitute.end()
-            state.pending_drop = 0
+            state.leave()
 
     def _forget(self, why: TrainingBegan, passes: PassLog) -> None:
         self.send(why)
@@ -301,8 +300,7 @@ class Session:
         if self.passes is not None:
             self.passes.stop_looking()
         for loader in self.registry.states:
-            loader.substitute.end()
-            loader.pending_drop = 0
+            loader.leave()
         self.hooks.remove(but_epochs=self.handed_over or not self.pristine)
 
     @property

@@ -148,8 +148,9 @@ class Feed:
     def _substituted(self, own: Any, torch: Torch) -> Any:
         if self._complete():
             self._end(own)
-        if self.loader.ahead is not None and self.loader.ahead.wanting:
-            self._make_ahead(self.loader.ahead, own, torch)
+        ahead = self.loader.ahead
+        if ahead is not None and ahead.wanting:
+            self._make_ahead(ahead, own, torch)
         came = self.loader.substitute.next_batch()
         if came is None:
             return self._real_again(own, torch)

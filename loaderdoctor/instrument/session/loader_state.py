@@ -251,10 +251,18 @@ class LoaderState:
 
     def start_over(self) -> None:
         """Its own batches again, and no part in a step: which loaders have one is open again."""
-        self.substitute.put(None)
+        self.leave()
         self.role, self.in_background, self.beside = "other", False, False
+        self.recording = False
+
+    def leave(self) -> None:
+        """Its own batches again, and none of them stays with us."""
+        self.substitute.end()
         self.pending_drop = 0
-        self.replay_buffer, self.recording = None, False
+        for held in (self.replay_buffer, self.ahead):
+            if held is not None:
+                held.release()
+        self.replay_buffer = self.ahead = None
 
     @property
     def workers(self) -> int:

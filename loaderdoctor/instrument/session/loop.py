@@ -183,11 +183,11 @@ class Loop:
                 session.hooks.hear_backward()
         if window.watch_batch is not None:
             window.watch_batch(batch)
-        shapes = loader.shapes
-        if loader.recording and loader.replay_buffer is not None:
+        shapes, replay_buffer = loader.shapes, loader.replay_buffer
+        if loader.recording and replay_buffer is not None:
             if loader.workers:
                 loader.pages.touch(batch)  # before recording reads it
-            loader.replay_buffer.record(batch)
+            replay_buffer.record(batch)
             if shapes is not None:
                 shapes.see(batch)
         elif loader.n_fetches <= (N_DESCRIBED if window.fetches else loader.n_described):

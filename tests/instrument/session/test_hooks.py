@@ -61,6 +61,20 @@ def test_no_batch_stays_alive() -> None:
     assert not any(r() is not None for r in refs)
 
 
+def test_no_recorded_batch_stays_alive_once_all_is_measured() -> None:
+    trainer, held = Trainer(), list[object]()
+
+    def loop() -> None:
+        for n, (x, _) in enumerate(loader_of(200)):
+            trainer.step(x)
+            if n == 150:  # the hooks of the pass are left: it saw recorded batches
+                held.extend(x.replay_buffer for x in Hooks._left[-1]._session.registry.states)
+
+    run = watch(loop, request(1, "plain"), request(2, "no_input"))
+    assert [w.status for w in run.windows] == ["ok"] * 2
+    assert held == [None]
+
+
 def test_an_unhooked_loop_and_a_watched_one_see_the_same_batches() -> None:
     def order(watched: bool) -> list[int]:
         torch.manual_seed(7)

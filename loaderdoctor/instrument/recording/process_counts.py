@@ -97,36 +97,28 @@ class WorkersReader:
         found = dict(read_sums(self._folder))
         if not found and not self._known:
             return None
-        n_started = n_ended = n_died = n_batches = make = cpu = idle = longest = 0
+        n_died = n_batches = make = cpu = idle = 0
         alive = []
         for path, now in found.items():
-            n_started += path not in self._known
             more = now.since(self._known.get(path))
             n_batches += more.n_batches
             make += more.make_ns
             cpu += more.cpu_ns
             idle += more.idle_ns
-            longest = max(longest, now.longest_ns)
-            if now.ended:
-                n_ended += 1
-            elif _lives(now.pid):
+            if not now.ended and _lives(now.pid):
                 alive.append(now.pid)
                 continue
-            else:
-                n_died += 1
+            n_died += not now.ended
             with suppress(OSError):
                 path.unlink()
         self._known = {path: now for path, now in found.items() if now.pid in alive}
         return WorkersBeat(
             n_alive=len(alive),
-            n_started=n_started,
-            n_ended=n_ended,
             n_died=n_died,
             n_batches=n_batches,
             make_ns=make,
             cpu_ns=cpu,
             idle_ns=idle,
-            longest_ns=longest,
             pids=tuple(alive),
         )
 

@@ -125,22 +125,6 @@ def _settle(session: Session, messages: Messages, now: int) -> Settling:
     session.progress("watching the first steps")
     observer = _transfer_observer(session)
     watch = _compute_watch(session)
-    try:
-        return (yield from _watch_steps(session, messages, now, observer, watch))
-    finally:
-        if watch is not None:
-            watch.remove()
-        if observer is not None:
-            observer.remove()
-
-
-def _watch_steps(
-    session: Session,
-    messages: Messages,
-    now: int,
-    observer: TransferObserver | None,
-    watch: ComputeWatch | None,
-) -> Settling:
     # Host times only: the step clock of the device begins with the first window.
     window = session.window
     clock = window.clock = StepClock(None)
@@ -148,35 +132,42 @@ def _watch_steps(
     n = 0
     transfers: tuple[TransferRecord, ...] = ()
     compute: ComputeRecord | None = None
-    while True:
-        now = yield
-        n += 1
-        clock.mark(now)
-        messages.poll(now)
-        slow = now - session.roles.first_ns > SLOW_AFTER_S * NS_PER_S
-        if observer is not None:
-            if n < N_TRANSFER_STEPS:
-                observer.begin_step()
-            else:
-                observer.remove()
-                window.watch_batch = window.begin_thread_step = None
-                transfers = observer.records()
-                observer = None
-        if watch is not None and (watch.stepped() or slow):
+    try:
+        while True:
+            now = yield
+            n += 1
+            clock.mark(now)
+            messages.poll(now)
+            slow = now - session.roles.first_ns > SLOW_AFTER_S * NS_PER_S
+            if observer is not None:
+                if n < N_TRANSFER_STEPS:
+                    observer.begin_step()
+                else:
+                    observer.remove()
+                    window.watch_batch = window.begin_thread_step = None
+                    transfers = observer.records()
+                    observer = None
+            if watch is not None and (watch.stepped() or slow):
+                watch.remove()
+                compute, watch = _noted(session, "compute-not-watched", watch.record), None
+            if clock.n_marks_since_step >= ACCEPT_FOREIGN_AFTER:
+                clock.accept_foreign()
+                session.wall.in_steps = True
+            enough = observer is None and clock.n_steps >= (N_SETTLED_SLOW if slow else N_SETTLED)
+            known = not session.roles.optimizer_ids() or bool(_rates(session))
+            waits = not known or session.wall.joining.is_open(session.n_steps)
+            if enough and (slow or n >= MAX_SETTLING or not waits):
+                if not session.join():
+                    break
+                # Steps that had their batches were not timed.
+                clock = window.clock = StepClock(None)
+                clock.start(now, fresh=session.at_fresh_feed)
+                n = 0
+    finally:
+        if watch is not None:
             watch.remove()
-            compute, watch = _noted(session, "compute-not-watched", watch.record), None
-        if clock.n_marks_since_step >= ACCEPT_FOREIGN_AFTER:
-            clock.accept_foreign()
-            session.wall.in_steps = True
-        enough = observer is None and clock.n_steps >= (N_SETTLED_SLOW if slow else N_SETTLED)
-        waits = not _accumulation_known(session) or session.wall.joining.is_open(session.n_steps)
-        if enough and (slow or n >= MAX_SETTLING or not waits):
-            if not session.join():
-                break
-            # Steps that had their batches were not timed.
-            clock = window.clock = StepClock(None)
-            clock.start(now, fresh=session.at_fresh_feed)
-            n = 0
+        if observer is not None:
+            observer.remove()
     session.close_window()
     return clock.finish().host_ns, transfers, compute
 
@@ -209,10 +200,6 @@ def _noted(session: Session, kind: str, look: Callable[[], Found], *, of: str = 
     except Exception as error:  # torch's own classes, the script's dataset or optimizer
         session.note(kind, f"{of}{type(error).__name__}: {error}")
         return None
-
-
-def _accumulation_known(session: Session) -> bool:
-    return not session.roles.optimizer_ids() or bool(_rates(session))
 
 
 def _rates(session: Session) -> list[float]:

@@ -87,7 +87,11 @@ class TimedSteps:
         limits = self._gpu_limits()
         held_before = limits.counters() if limits is not None else None
         meter = CpuMeter(self._session.channel.n_above)
-        clock = self._start_clock(n_steps)
+        clock = StepClock(self._marks, n_steps=n_steps)
+        window.begin_timing(clock)
+        if self._session.wall.in_steps:
+            clock.accept_foreign()
+        clock.start(perf_counter_ns(), fresh=self._session.at_fresh_feed)
         if profiler is None and not (self._switches.watch_each_step or self._sources.substituting):
             window.count = self._counter(clock, n_steps)
         garbage = CollectionCount()
@@ -118,15 +122,6 @@ class TimedSteps:
             uuid = getattr(torch.cuda.get_device_properties(device), "uuid", "")
             self._limits = GpuLimits(str(uuid))
         return self._limits
-
-    def _start_clock(self, n_steps: int) -> StepClock:
-        """The window's own clock; the first step begins now."""
-        clock = StepClock(self._marks, n_steps=n_steps)
-        self._session.window.begin_timing(clock)
-        if self._session.wall.in_steps:
-            clock.accept_foreign()
-        clock.start(perf_counter_ns(), fresh=self._session.at_fresh_feed)
-        return clock
 
     def _counter(self, clock: StepClock, n_steps: int) -> Callable[[int], bool] | None:
         """Counts a step (its boundary in ns) at which nothing else happens; False: wake the driver.

@@ -231,14 +231,11 @@ class WorkersBeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """DataLoader workers since the last beat, all of them together."""
 
     n_alive: int = 0
-    n_started: int = 0
-    n_ended: int = 0
     n_died: int = 0  # without saying so: killed, or crashed
     n_batches: int = 0
     make_ns: int = 0
     cpu_ns: int = 0  # of the thread that makes them
     idle_ns: int = 0  # waiting for an index
-    longest_ns: int = 0
     pids: tuple[int, ...] = ()
 
 

@@ -40,7 +40,7 @@ FLUSH_AFTER_RECORDS: Final = 256
 CLOSE_WITHIN_S: Final = 1.0  # a signal's handler may close what its own thread is writing
 SUMS_SUFFIX: Final = ".sums"
 SUMS_MAGIC: Final = 0x31534D55
-SUMS: Final = Struct("<IIiIqqqqqq")
+SUMS: Final = Struct("<IIiIqqqqq")
 
 
 class Kind(IntEnum):
@@ -190,7 +190,6 @@ class WorkerSums(NamedTuple):
     make_ns: int
     cpu_ns: int
     idle_ns: int
-    longest_ns: int  # since the file was last read, or a little longer
 
     def since(self, before: WorkerSums | None) -> WorkerSums:
         """Its counts without those of an earlier look at it."""

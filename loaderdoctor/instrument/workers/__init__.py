@@ -142,7 +142,7 @@ class _Sums:
     def __init__(self, folder: Path, worker: int) -> None:
         self._worker = worker
         self._started_ns = self._written_ns = time.perf_counter_ns()
-        self._n_batches = self._make_ns = self._idle_ns = self._longest_ns = 0
+        self._n_batches = self._make_ns = self._idle_ns = 0
         self._began_ns = self._waiting_ns = 0
         path = folder / f"{os.getpid()}-{self._started_ns}{SUMS_SUFFIX}"
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
@@ -178,8 +178,6 @@ class _Sums:
                 took_ns, self._began_ns = end_ns - self._began_ns, 0
                 self._n_batches += 1
                 self._make_ns += took_ns
-                if took_ns > self._longest_ns:
-                    self._longest_ns = took_ns
                 if end_ns - self._written_ns > WRITE_NS:
                     self._written_ns = end_ns
                     self._write()
@@ -203,6 +201,4 @@ class _Sums:
             self._make_ns,
             time.thread_time_ns(),
             self._idle_ns,
-            self._longest_ns,
         )
-        self._longest_ns = 0

@@ -19,7 +19,7 @@ BEST, TRIAL = Settings(num_workers=2), Settings(num_workers=8)
 def made(folder: Path, name: str, n: int, ms: float) -> None:
     """A worker that has made so many batches, each in so long, half of it CPU."""
     ns = int(n * ms * 1e6)
-    sums = SUMS.pack(SUMS_MAGIC, 1, 0, 0, 1, n, ns, ns // 2, 0, 0)
+    sums = SUMS.pack(SUMS_MAGIC, 1, 0, 0, 1, n, ns, ns // 2, 0)
     (folder / f"{name}{SUMS_SUFFIX}").write_bytes(sums)
 
 
@@ -78,7 +78,7 @@ def test_batches_made_in_this_process_are_those_of_no_workers(tmp_path: Path) ->
 
 def write(folder: Path, pid: int, *, n: int = 0, make_ns: int = 0, ended: int = 0) -> Path:
     path = folder / f"{pid}-1{SUMS_SUFFIX}"
-    path.write_bytes(SUMS.pack(SUMS_MAGIC, pid, 0, ended, 1, n, make_ns, make_ns // 2, 7, 3))
+    path.write_bytes(SUMS.pack(SUMS_MAGIC, pid, 0, ended, 1, n, make_ns, make_ns // 2, 7))
     return path
 
 
@@ -90,8 +90,8 @@ def test_what_workers_did_since_the_last_look(tmp_path: Path) -> None:
     write(tmp_path, os.getpid(), n=8, make_ns=90)
     second = reader.take()
     assert first is not None and second is not None
-    assert (first.n_started, first.n_alive, first.n_batches, first.make_ns) == (1, 1, 5, 50)
-    assert (second.n_started, second.n_batches, second.make_ns, second.cpu_ns) == (0, 3, 40, 20)
+    assert (first.n_alive, first.n_batches, first.make_ns) == (1, 5, 50)
+    assert (second.n_alive, second.n_batches, second.make_ns, second.cpu_ns) == (1, 3, 40, 20)
     assert second.pids == (os.getpid(),)
 
 
@@ -103,7 +103,7 @@ def test_one_that_says_so_has_ended_and_one_that_does_not_has_died(tmp_path: Pat
     write(tmp_path, os.getpid(), ended=1)
     beat = reader.take()
     assert beat is not None
-    assert (beat.n_died, beat.n_ended, beat.n_alive) == (1, 1, 0)
+    assert (beat.n_died, beat.n_alive) == (1, 0)
     assert not list(tmp_path.iterdir())
     assert reader.take() is None
 

@@ -145,11 +145,9 @@ def fix_fetch(module: ModuleType, *, seed: int, by_sample: Path | None = None) -
             seed_all(_number(seed, "batch", index))
             if by_sample is None:
                 return original(self, index)
-            if not self.auto_collation:
-                with _noting_draws(by_sample):
-                    return original(self, index)
-            found = [_underneath(self.dataset, one) for one in index]
-            if any(getattr(dataset, "__getitems__", None) is not None for dataset, _ in found):
+            found = [_underneath(self.dataset, one) for one in index] if self.auto_collation else []
+            whole = any(getattr(dataset, "__getitems__", None) is not None for dataset, _ in found)
+            if whole or not self.auto_collation:
                 with _noting_draws(by_sample):
                     return original(self, index)
             samples = []

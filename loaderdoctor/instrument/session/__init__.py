@@ -311,13 +311,11 @@ class Session:
     @property
     def holds_loaders(self) -> bool:
         """Whether the loop may still read a handed-over loader, or a pass with substitutes."""
-        for state in self.registry.states:
-            feed: Any = state.feed() if state.feed is not None else None
-            if feed is not None and feed.tainted:
-                return True
-            if state.handed is not None and state.handed.took_over and state.living() is not None:
-                return True
-        return False
+        feeds: list[Any] = [x.feed() for x in self.registry.states if x.feed is not None]
+        return any(feed is not None and feed.tainted for feed in feeds) or any(
+            x.handed is not None and x.handed.took_over and x.living() is not None
+            for x in self.registry.states
+        )
 
     def disable_in_fork(self) -> None:
         """In a forked child: no hook acts, and the connection stays the parent's."""

@@ -93,10 +93,10 @@ class Definition:
 
     clock: LoaderState  # its batches are the steps
     train: tuple[LoaderState, ...]  # all loaders of the step, `clock` first
-    tick: Tick
-    optimizer: int | None  # tick "optimizer": which one (id)
     thread: int  # training thread (threading.get_ident)
     text: str
+    tick: Tick = "fetch"
+    optimizer: int | None = None  # tick "optimizer": which one (id)
     trains: bool = True  # False: no work was seen so far
     calls_model: bool | None = None  # where it does not train
     with_grad: bool = False  # it fetches with gradients on: a pass without them is no training
@@ -141,7 +141,7 @@ class RoleObserver:
         if one is None:
             one = self.work[key] = _Work(threading.get_ident(), optimizer=key, site=user_site())
         one.n += 1
-        for fetches in self.fetches.values():
+        for fetches in self._seen():
             if fetches.pending:
                 fetches.pending = False
                 fetches.n_followed += 1
@@ -152,13 +152,17 @@ class RoleObserver:
         if not by_backward:
             return  # perhaps an accumulated one, of which nothing else was seen
         self.fetches = {
-            index: _Fetches(
+            one.loader.index: _Fetches(
                 one.loader, one.thread, n=1, n_without_grad=one.last_without_grad, pending=True
             )
-            for index, one in self.fetches.items()
+            for one in self._seen()
             if one.pending and not self.passes.is_over(one.loader)
         }
         self.first_ns = perf_counter_ns()
+
+    def _seen(self) -> list[_Fetches]:
+        """All loaders so far; another thread may come with a new one at any time."""
+        return list(self.fetches.values())
 
     def optimizer_ids(self) -> list[int]:
         """Of all that stepped."""
@@ -177,7 +181,7 @@ class RoleObserver:
 
     def _fed_by(self) -> list[_Fetches]:
         """Loaders of the step: that which work follows most often, then as first fetched."""
-        seen = [f for f in self.fetches.values() if f.n_followed]
+        seen = [f for f in self._seen() if f.n_followed]
         with_grad = [f for f in seen if f.n_without_grad * 2 <= f.n] or seen
         steady = [f for f in with_grad if f.n_followed >= MIN_FOLLOWED * f.n]
         # Accumulation without visible backward passes: work follows few of the fetches.
@@ -193,9 +197,10 @@ class RoleObserver:
         """The loop as it is, once it is unlikely that it trains; None until then."""
         if elapsed_s < WORKLESS_S:
             return None
-        lengths = {index: self.passes.present(f.loader)[0] for index, f in self.fetches.items()}
-        least = max(MIN_WORKLESS_FETCHES, MIN_FREQUENCY * max(lengths.values(), default=0))
-        read = [f for index, f in self.fetches.items() if lengths[index] >= least]
+        lengths = [(f, self.passes.present(f.loader)[0]) for f in self._seen()]
+        longest = max((n for _, n in lengths), default=0)
+        least = max(MIN_WORKLESS_FETCHES, MIN_FREQUENCY * longest)
+        read = [f for f, n in lengths if n >= least]
         if not read:
             return None
         if not self.patient:
@@ -227,37 +232,33 @@ class RoleObserver:
         if work is None:
             calls_model = any(self.passes.present(f.loader)[1] for f in fed_by)
             text += _OF_INFERENCE if calls_model else _OF_READING
-        if work is None or first.thread == work.thread:
+        if work is not None and first.thread != work.thread:
+            # Batches come from a background thread: what happens once a batch on the training
+            # thread marks the step instead.
+            best = self._once_per_batch(first.n)
             return Definition(
                 clock=first.loader,
                 train=train,
-                tick="fetch",
-                optimizer=None,
-                thread=first.thread,
-                text=text,
-                trains=work is not None,
-                calls_model=calls_model,
-                with_grad=work is not None and first.n_without_grad == 0,
+                tick="backward" if best.optimizer is None else "optimizer",
+                optimizer=best.optimizer,
+                thread=best.thread,
+                text=f"{text}, fetched on a background thread",
             )
-        # Batches come from a background thread: what happens once a batch on the training
-        # thread marks the step instead.
-        best = self._once_per_batch(first.n)
         return Definition(
             clock=first.loader,
             train=train,
-            tick="backward" if best.optimizer is None else "optimizer",
-            optimizer=best.optimizer,
-            thread=best.thread,
-            text=f"{text}, fetched on a background thread",
+            thread=first.thread,
+            text=text,
+            trains=work is not None,
+            calls_model=calls_model,
+            with_grad=work is not None and first.n_without_grad == 0,
         )
 
     def _once_per_batch(self, n_batches: int) -> _Work:
         """What happens once a batch: an optimizer's step, unless gradients are accumulated."""
-        optimizers = [w for w in self.work.values() if w.optimizer is not None]
         backward = self.work.get(None)
-        if not optimizers:
-            return next(iter(self.work.values()))
-        best = min(optimizers, key=lambda w: abs(w.n - n_batches))
+        optimizers = [w for w in self.work.values() if w is not backward]
+        best = min(optimizers or [*self.work.values()], key=lambda w: abs(w.n - n_batches))
         if backward is not None and best.n < ACCUMULATES_BELOW * min(backward.n, n_batches):
             return backward
         return best

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import sys
+import threading
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from loaderdoctor.instrument.session.roles import RoleObserver
 from loaderdoctor.instrument.wire.protocol import WindowRequest
 from loaderdoctor.instrument.wire.records import LoaderRecord
 from tests.instrument.watched import Numbers, Trainer, Watched, loader_of, watch
@@ -76,6 +81,28 @@ def test_two_loaders_used_in_turn_by_two_optimizers_both_feed_the_step() -> None
     run = watch(loop)
     assert roles(run) == {"40": "train", "44": "train"}
     assert run.observed.batches_per_cycle == 1
+
+
+def test_another_thread_may_read_a_new_loader_at_any_moment() -> None:
+    observer, raised = RoleObserver(), list[RuntimeError]()
+
+    def read() -> None:
+        for index in range(5_000):
+            loader: Any = SimpleNamespace(index=index)
+            observer.fetched(loader, 1)
+
+    reading, before = threading.Thread(target=read), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        reading.start()
+        while reading.is_alive():
+            observer.worked(None)
+    except RuntimeError as error:
+        raised.append(error)
+    finally:
+        sys.setswitchinterval(before)
+        reading.join()
+    assert not raised
 
 
 @pytest.mark.parametrize("n_optimizers", [1, 2])

@@ -58,6 +58,10 @@ class Change:
     before: float
     after: float
 
+    @property
+    def rises(self) -> bool:
+        return self.after > self.before
+
 
 @dataclass(slots=True)
 class _Scale:

@@ -24,7 +24,8 @@ DRIFT: Final = Effect(share=0.15, least=0.0)
 INPUT: Final = Effect(share=0.0, least=0.08)
 MATTERS: Final = 0.05  # of the step, in waits: as a diagnosis has it
 BOUND: Final = 0.20
-# A change of the pace and one of the input share that begin this close are one.
+# Changes that begin this close are one, of the pace and of the input share alike; but a pace that
+# changes and comes back is two.
 SAME_S: Final = 30.0
 # For the cause: seconds of beats on each side of a change, and the least behind it.
 BEFORE_S: Final = 60.0
@@ -53,6 +54,13 @@ class _Pending:
     step: int
     found_ns: int
 
+    def is_one_with(self, told: _Pending) -> bool:
+        """Whether that one, which was told, has said this."""
+        if abs(self.at_ns - told.at_ns) >= SAME_S * NS_PER_S:
+            return False
+        same_series = (self.kind == "input") == (told.kind == "input")
+        return not same_series or self.change.rises == told.change.rises
+
 
 class RankWatcher:
     def __init__(self) -> None:
@@ -66,7 +74,7 @@ class RankWatcher:
         self._n_blocks = self._n_shares = 0
         self._shares: deque[tuple[int, int, int]] = deque(maxlen=KEPT_BLOCKS)
         self._pending: list[_Pending] = []
-        self._told_at_ns: deque[int] = deque(maxlen=16)
+        self._told: deque[_Pending] = deque(maxlen=16)
         self._gc_told = self._bound_told = False
         self._median_ms: float | None = None  # of the last block
         self._offset_s = 0.0  # from CLOCK_MONOTONIC to seconds since the epoch
@@ -136,11 +144,11 @@ class RankWatcher:
             if not late and not (behind and now_ns - one.at_ns > BEHIND_S * NS_PER_S):
                 waiting.append(one)
                 continue
-            if any(abs(one.at_ns - at) < SAME_S * NS_PER_S for at in self._told_at_ns):
+            if any(one.is_one_with(other) for other in self._told):
                 continue
             alert = self._judge(one)
             if alert is not None:
-                self._told_at_ns.append(one.at_ns)
+                self._told.append(one)
                 told.append(alert)
         self._pending = waiting
         return told
@@ -186,7 +194,9 @@ class RankWatcher:
         return _alert("drift" if one.kind == "drift" else "slower", at_s, one.step, text, cause)
 
     def _around(self, at_ns: int) -> tuple[Stretch, Stretch]:
-        since_ns = at_ns - BEFORE_S * NS_PER_S
+        # What came before the change before is another loop.
+        changed_ns = max((x.at_ns for x in self._told if x.at_ns < at_ns), default=0)
+        since_ns = max(at_ns - BEFORE_S * NS_PER_S, changed_ns)
         return (
             Stretch(
                 beats=[b for b in self._beats if since_ns <= b.start_ns and b.end_ns <= at_ns],

@@ -185,3 +185,12 @@ def test_a_leak_of_processes_too_large_to_walk_their_pages_is_told_within_half_a
 def test_memory_that_fills_and_stops_is_not(walked: bool, fill_steps: int) -> None:
     fills = Phase(n_steps=fill_steps, memory_per_s=2e7, walked=walked)
     assert not play([fills, Phase(n_steps=3000, walked=walked)])
+
+
+@pytest.mark.parametrize("lasts_s", [8, 40])
+def test_a_spell_that_is_over_is_told_to_be_over(lasts_s: int) -> None:
+    usual = Phase(n_steps=4000, step_ms=5.0, wait_ms=0.1, batch_ms=4.0)
+    spell = replace(usual, n_steps=100 * lasts_s, step_ms=10.0)
+    waits = replace(usual, n_steps=100 * lasts_s, wait_ms=5.0)
+    kinds = [[a.kind for a in play([usual, one, usual])] for one in (spell, waits)]
+    assert kinds == [["slower", "faster"], ["input-begins", "input-ends"]]

@@ -16,6 +16,7 @@ from loaderdoctor.commands.options import (
     FAIL_ON,
     ONCE,
     TRIAL_LIMIT,
+    AnyPath,
     Commands,
     GridCommand,
     Seconds,
@@ -121,7 +122,7 @@ def _run_to_end(script: str, args: tuple[str, ...], options: dict[str, Any]) -> 
 )
 @click.option(
     "--metrics-file",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=AnyPath(dir_okay=False),
     metavar="FILE",
     help="Keep the run's figures in FILE as OpenMetrics text, for Prometheus.",
 )
@@ -166,7 +167,7 @@ def run(
 @click.option("--isolate", is_flag=True, help="Each measurement in its own process.")
 @click.option(
     "--resume",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=AnyPath(file_okay=False),
     metavar="RUN",
     help="Go on with an interrupted sweep, from its run folder.",
 )
@@ -209,7 +210,7 @@ def sweep(target: tuple[str, ...], **options: Any) -> int:
 @cli.command(context_settings=CONTEXT)
 @click.option(
     "--tensorboard",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=AnyPath(file_okay=False),
     metavar="DIR",
     help="Write the trace so that TensorBoard's PyTorch plugin shows right figures.",
 )
@@ -222,7 +223,7 @@ def sweep(target: tuple[str, ...], **options: Any) -> int:
 @FAIL_ON
 @engine_options
 @output_options
-@click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("traces", nargs=-1, required=True, type=AnyPath())
 def analyze(traces: tuple[Path, ...], **options: Any) -> int:
     """Say where the step goes in any torch.profiler trace (.json, .json.gz).
 
@@ -235,8 +236,8 @@ def analyze(traces: tuple[Path, ...], **options: Any) -> int:
 
 @cli.command(context_settings=CONTEXT)
 @click.option("--fail-on-regression", is_flag=True, help="Exit 3 where RUN_B is slower.")
-@click.argument("before", metavar="RUN_A", type=click.Path(path_type=Path))
-@click.argument("after", metavar="RUN_B", type=click.Path(path_type=Path))
+@click.argument("before", metavar="RUN_A", type=AnyPath())
+@click.argument("after", metavar="RUN_B", type=AnyPath())
 def compare(before: Path, after: Path, fail_on_regression: bool) -> int:
     """Say whether RUN_B is faster, slower, or no different beyond the noise."""
     from loaderdoctor.commands.view import compare
@@ -248,7 +249,7 @@ def compare(before: Path, after: Path, fail_on_regression: bool) -> int:
 @click.option(
     "--changed",
     metavar="FILE",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=AnyPath(dir_okay=False),
     help="The changed script, in the folder of the other. It runs under the other's name.",
 )
 @click.option(
@@ -274,13 +275,13 @@ def compare(before: Path, after: Path, fail_on_regression: bool) -> int:
     "--share",
     multiple=True,
     metavar="DIR",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=AnyPath(file_okay=False),
     help="A folder to read where it is (data), instead of in a copy. Repeatable.",
 )
 @click.option(
     "--markdown",
     metavar="FILE",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=AnyPath(dir_okay=False),
     help="Write a page for a pull request.",
 )
 @click.option(
@@ -289,7 +290,7 @@ def compare(before: Path, after: Path, fail_on_regression: bool) -> int:
     metavar="FILE",
     help="Write the proof for programs; '-' for stdout.",
 )
-@click.argument("target", metavar="RUN|SCRIPT", type=click.Path(path_type=Path))
+@click.argument("target", metavar="RUN|SCRIPT", type=AnyPath())
 @click.argument("words", metavar="[N|ARGS]…", nargs=-1, type=click.UNPROCESSED)
 def prove(n_turns: int, max_turns: int, seconds: float, seed: int, **options: Any) -> int:
     """Try a run's advice, or a changed SCRIPT, in turns with the script as it is.
@@ -312,7 +313,7 @@ def prove(n_turns: int, max_turns: int, seconds: float, seed: int, **options: An
 @FAIL_ON
 @click.option("--json", "json_target", metavar="FILE", help="Write report.json to FILE too.")
 @click.option("-v", "--verbose", is_flag=True, help="Print the whole report.")
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=AnyPath())
 def report(run: Path, **options: Any) -> int:
     """Show the report of a run folder; the run may go on, or have been killed."""
     from loaderdoctor.commands.report import report
@@ -324,7 +325,7 @@ def report(run: Path, **options: Any) -> int:
 @click.option("--write", is_flag=True, help="Write it; never into a file changed since the run.")
 @click.option("--undo", is_flag=True, help="Take back what was written last.")
 @click.option("--prove", "proves", is_flag=True, help="Then try it in a copy, as `prove` does.")
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=AnyPath())
 @click.argument("numbers", metavar="[N]…", nargs=-1, type=click.IntRange(min=1))
 def apply(run: Path, numbers: tuple[int, ...], write: bool, undo: bool, proves: bool) -> int:
     """Print a run's advice as a diff of your files; with --write, write it.
@@ -346,7 +347,7 @@ def apply(run: Path, numbers: tuple[int, ...], write: bool, undo: bool, proves: 
 @click.option("--port", type=int, default=6006, show_default=True, help="0 takes a free one.")
 @click.option("--perfetto", is_flag=True, help="Serve the full trace in Perfetto's page instead.")
 @click.option("--browser", "open_browser", is_flag=True, help="Open the address in a browser.")
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=AnyPath())
 def view(run: Path, port: int, perfetto: bool, open_browser: bool) -> int:
     """Open a run folder in TensorBoard."""
     from loaderdoctor.commands.view import view

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
+from loaderdoctor.errors import UsageError
+
 if TYPE_CHECKING:
     from loaderdoctor.instrument.wire.protocol import ProfilerSchedule
 
@@ -113,6 +115,22 @@ class HelpfulCommand(click.Command):
         if incomplete.startswith("-") or any(item.type == "file" for item in found):
             return found
         return [*found, CompletionItem(incomplete, type="file")]
+
+
+class AnyPath(click.Path):
+    """A path; one that the system won't even look at (too long, in a closed folder) is refused."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(path_type=Path, **options)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            os.stat(value)  # noqa: PTH116 - not a Path before it is converted
+        except (FileNotFoundError, NotADirectoryError):
+            pass  # what that means the command knows
+        except OSError as error:
+            raise UsageError(f"{value}: {error.strerror}. Check the path.") from None
+        return super().convert(value, param, ctx)
 
 
 class Commands(click.Group):
@@ -244,7 +262,7 @@ def output_options(command: F) -> F:
     )(command)
     return click.option(
         "--output",
-        type=click.Path(path_type=Path, file_okay=False),
+        type=AnyPath(file_okay=False),
         help="Run folder to write; by default loaderdoctor-runs/<time>-<name>/.",
     )(command)
 

@@ -64,7 +64,10 @@ def compare(before: Path, after: Path, *, fail_on_regression: bool = False) -> i
     from loaderdoctor.report.comparison import render_comparison
 
     found = compared(read_report(before), read_report(after))
-    Console(markup=False).print(render_comparison(found, (before.name, after.name)))
+    names = before.name, after.name
+    if names[0] == names[1] or not all(names):  # as of `OLD/report.json NEW/report.json`
+        names = str(before), str(after)
+    Console(markup=False).print(render_comparison(found, names))
     if not fail_on_regression:
         return 0
     if found.change == "unknown":

@@ -250,8 +250,15 @@ _REASON_LENGTH = 200  # it may quote what was found
 
 
 def encode_report(report: Report) -> bytes:
-    """Indented JSON. Numbers that JSON has no word for (nan, inf) become null."""
-    text = msgspec.json.encode(msgspec.to_builtins(report, enc_hook=plain_value))
+    """Indented JSON. Numbers that JSON has no word for (nan, inf) become null.
+
+    What stands in a path for bytes that are no UTF-8 becomes `?`, which no encoding refuses.
+    """
+    values = msgspec.to_builtins(report, enc_hook=plain_value)
+    try:
+        text = msgspec.json.encode(values)
+    except UnicodeEncodeError:
+        text = json.dumps(plain_value(values), ensure_ascii=False).encode("utf-8", "replace")
     text = msgspec.json.format(text, indent=2) + b"\n"
     return text if text.isascii() and b"\x7f" not in text else _escaped(text.decode()).encode()
 

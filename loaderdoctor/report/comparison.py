@@ -12,6 +12,7 @@ from rich.text import Text
 
 from loaderdoctor import format as fmt
 from loaderdoctor.estimate import Estimate
+from loaderdoctor.report.console.renderables import Legible
 from loaderdoctor.report.model import Report, Shares
 from loaderdoctor.report.words import SHARE_ORDER
 from loaderdoctor.setting_words import READINGS, heading, phrase
@@ -33,13 +34,14 @@ class Comparison:
     """B against A. `difference_ms` is B - A, negative where B is faster."""
 
     change: Change
-    reason: str | None  # why nothing can be said
+    reason: str | None  # why nothing can be said, and what to do
     before_ms: float | None
     after_ms: float | None
     difference_ms: Estimate | None
     shares: tuple[ShareChange, ...]
     settings: tuple[tuple[str, object, object], ...]  # name, A, B: only what differs
     caveats: tuple[str, ...]  # what makes the two hard to compare
+    per: str  # what times are of: where batch sizes differ, B's are for as many samples as A's
 
     @property
     def ratio(self) -> float | None:
@@ -55,11 +57,12 @@ def compare(a: Report, b: Report) -> Comparison:
     The two are independent, so their margins add in quadrature. A run without an interval (too
     few windows, or a trace alone) gives no verdict: a point estimate says nothing about noise.
     """
-    before, after = _estimate(a), _estimate(b)
+    times = _times_as_many_samples(a, b)
+    before, after = _estimate(a), _estimate(b, times)
     difference, change, reason = None, "unknown", None
     if before is None or after is None:
-        which = "the first" if before is None else "the second"
-        reason = f"{which} run has no interval of its step time"
+        which, lacks = ("the first", a) if before is None else ("the second", b)
+        reason = f"{which} run has no interval of its step time. {_to_have_one(lacks)}"
     else:
         margin = math.hypot(before.margin, after.margin)
         n = min(before.n, after.n)
@@ -71,23 +74,43 @@ def compare(a: Report, b: Report) -> Comparison:
         change=change,  # type: ignore[arg-type]
         reason=reason,
         before_ms=a.step.wall_ms,
-        after_ms=b.step.wall_ms,
+        after_ms=_scaled(b.step.wall_ms, times),
         difference_ms=difference,
         shares=tuple(
-            ShareChange(name=name, before_ms=_share_ms(a, name), after_ms=_share_ms(b, name))
+            ShareChange(
+                name=name, before_ms=_share_ms(a, name), after_ms=_scaled(_share_ms(b, name), times)
+            )
             for name in SHARE_ORDER
         )
-        + _outside(a, b),
+        + _outside(a, b, times),
         settings=_settings(a, b),
         caveats=_caveats(a, b),
+        per="a step" if times == 1.0 else "for as many samples",
     )
 
 
-def _estimate(report: Report) -> Estimate | None:
+def _times_as_many_samples(a: Report, b: Report) -> float:
+    """As many samples as a step of A has, in steps of B; 1 where that is not known of both."""
+    sizes = [r.loaders[0].batch_size if r.loaders else None for r in (a, b)]
+    return sizes[0] / sizes[1] if sizes[0] and sizes[1] else 1.0
+
+
+def _to_have_one(report: Report) -> str:
+    if report.command in ("diagnose", "sweep"):
+        return "Measure again with a larger --budget."
+    return "Compare runs of `loaderdoctor diagnose`, which measures several windows."
+
+
+def _scaled(value: float | None, times: float) -> float | None:
+    return None if value is None else value * times
+
+
+def _estimate(report: Report, times: float = 1.0) -> Estimate | None:
     wall, interval = report.step.wall_ms, report.step.wall_ms_ci
     if wall is None or interval is None:
         return None
-    return Estimate(value=wall, low=interval[0], high=interval[1], n=report.step.count)
+    low, high = (edge * times for edge in interval)
+    return Estimate(value=wall * times, low=low, high=high, n=report.step.count)
 
 
 def _share_ms(report: Report, name: str) -> float | None:
@@ -97,12 +120,12 @@ def _share_ms(report: Report, name: str) -> float | None:
     return value * wall if value is not None and wall is not None else None
 
 
-def _outside(a: Report, b: Report) -> tuple[ShareChange, ...]:
+def _outside(a: Report, b: Report, times: float) -> tuple[ShareChange, ...]:
     """What lies outside the steps, a training step, where either run has any."""
     before, after = (None if r.wall is None else r.wall.total_ms - r.wall.step_ms for r in (a, b))
     if not before and not after:
         return ()
-    return (ShareChange(name="outside", before_ms=before, after_ms=after),)
+    return (ShareChange(name="outside", before_ms=before, after_ms=_scaled(after, times)),)
 
 
 def _settings(a: Report, b: Report) -> tuple[tuple[str, object, object], ...]:
@@ -132,7 +155,10 @@ def _caveats(a: Report, b: Report) -> tuple[str, ...]:
             found.append(f"{name} differs: {x} and {y}")
     batch = tuple(r.loaders[0].batch_size if r.loaders else None for r in (a, b))
     if batch[0] != batch[1] and None not in batch:
-        found.append(f"the batch size differs ({batch[0]} and {batch[1]}): a step is not the same")
+        found.append(
+            f"the batch size differs ({batch[0]} and {batch[1]}): times of the second are for as "
+            "many samples as a step of the first"
+        )
     return tuple(found)
 
 
@@ -156,7 +182,8 @@ def render_comparison(found: Comparison, names: tuple[str, str]) -> RenderableTy
         Text.assemble(("mind: ", "yellow"), Text(_shown(caveat)), overflow="fold")
         for caveat in found.caveats
     ]
-    return Group(Text(sentence(found), style=_STYLES[found.change]), Text(""), table, *caveats)
+    said = Text(sentence(found), style=_STYLES[found.change])
+    return Legible(Group(said, Text(""), table, *caveats))
 
 
 def _value(name: str, value: Any) -> str:
@@ -176,8 +203,8 @@ def sentence(found: Comparison) -> str:
     """The answer, as in `Faster: 42.2 → 12.1 ms a step, 30.1 ± 0.4 ms less.`."""
     difference = found.difference_ms
     if difference is None or found.before_ms is None or found.after_ms is None:
-        return f"Can't tell: {found.reason}. Measure again with a larger --budget."
-    steps = f"{fmt.ms(found.before_ms)} → {fmt.ms(found.after_ms)} a step"
+        return f"Can't tell: {found.reason}"
+    steps = f"{fmt.ms(found.before_ms)} → {fmt.ms(found.after_ms)} {found.per}"
     interval = (difference.low, difference.high)
     if found.change == "no difference":
         margin = max(abs(difference.low), abs(difference.high))

@@ -96,15 +96,44 @@ def test_a_difference_within_the_noise_is_none() -> None:
 
 
 def test_a_run_without_an_interval_gives_no_verdict() -> None:
-    found = compare(run(40.0, 1.0), run(10.0, None))
+    before, trace = run(40.0, 1.0), run(10.0, None)
+    found = compare(before, trace)
     assert found.change == "unknown"
     assert "the second run" in sentence(found)
+    assert "--budget" in sentence(found)
+    found = compare(before, msgspec.structs.replace(trace, command="analyze"))  # which has none
+    assert "--budget" not in sentence(found)
 
 
 def test_what_makes_two_runs_hard_to_compare_is_said() -> None:
     found = compare(run(40.0, 1.0), run(20.0, 1.0, batch_size=32, host="there"))
     assert any("host differs" in c for c in found.caveats)
     assert any("batch size" in c for c in found.caveats)
+
+
+def test_runs_of_other_batch_sizes_are_compared_for_as_many_samples() -> None:
+    before, after = run(40.0, 1.0), run(60.0, 1.0, batch_size=128)
+    found = compare(before, after)
+    assert sentence(found).startswith("Faster: 40.0 ms → 30.0 ms for as many samples, 10.0 ± 1.1")
+    assert {s.name: s.after_ms for s in found.shares}["input"] == pytest.approx(15.0)
+    assert compare(before, run(20.0, 1.0, batch_size=32)).change == "no difference"
+
+
+def test_a_comparison_is_readable_on_a_terminal_without_unicode() -> None:
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    console = Console(file=out, width=80, markup=False)
+    console.print(render_comparison(compare(run(40.0, 1.0), run(20.0, 1.0)), ("a", "b")))
+    out.seek(0)
+    assert "Faster: 40.0 ms > 20.0 ms a step" in out.read()
+
+
+def test_two_files_of_one_name_are_told_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    runs = [saved(run(ms, 1.0), Path(name)) / "report.json" for name, ms in (("x", 40), ("y", 20))]
+    command(*runs)
+    assert "x/report.json" in capsys.readouterr().out
 
 
 def test_shares_are_compared_in_milliseconds_not_in_percent() -> None:

@@ -118,3 +118,9 @@ def test_in_place_of_a_run_folder(command: str, said: Said) -> None:
         assert line.startswith(f"loaderdoctor: {given}")
         assert "run folder of" in line, line
     assert "missing" in said(command, "missing")
+
+
+@pytest.mark.parametrize("command", ["compare", "report", "apply", "prove", "analyze", "view"])
+def test_a_path_that_the_system_refuses_to_look_at(command: str, said: Said) -> None:
+    two = ["a" * 300] * (2 if command == "compare" else 1)
+    assert said(command, *two).endswith("aa: File name too long. Check the path.")

@@ -9,12 +9,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from loaderdoctor.errors import RunError, UsageError
 from loaderdoctor.report import (
     RunFolder,
     atomic_writer,
+    decode_report,
+    encode_report,
     plain_name,
     read_report,
     trial_run,
@@ -216,3 +219,9 @@ def test_a_gitignore_edited_meanwhile_stays_with_its_folder(tmp_path: Path) -> N
     ignore.write_text("*.gz\n")
     run.discard_if_empty()
     assert ignore.read_text() == "*.gz\n"
+
+
+def test_a_path_that_is_no_utf8_costs_no_report(tmp_path: Path) -> None:
+    report = msgspec.structs.replace(samples.input_bound(), target="caf\udce9/train.py")
+    read = decode_report(encode_report(report), source=tmp_path)
+    assert read == msgspec.structs.replace(report, target="caf?/train.py")

@@ -41,10 +41,10 @@ from loaderdoctor.report.console.sections import (
 )
 from loaderdoctor.report.console.tables import (
     PresetTable,
-    RanksTable,
     TrialsTable,
     claims_table,
     machines_table,
+    ranks_table,
     whole_run,
 )
 from loaderdoctor.report.model import Finding, Report
@@ -119,7 +119,7 @@ def _sections(report: Report, folder: Path | None) -> Iterator[RenderableType | 
     if report.cluster is not None:
         yield section("Machines", machines_table(report.cluster))
     if report.ranks:
-        yield section("Ranks", RanksTable(report.ranks))
+        yield section("Ranks", ranks_table(report.ranks))
     if report.claims:
         yield section("Published claims", claims_table(report.claims), cap=None)
     yield _listed("Warnings", [(w.kind, w.text) for w in report.warnings])
@@ -226,7 +226,7 @@ def _brief_sections(
     if report.claims:
         yield section("Published claims", claims_table(report.claims), cap=None)
     if report.ranks:
-        yield section("Ranks", RanksTable(report.ranks))
+        yield section("Ranks", ranks_table(report.ranks))
     if not published:
         yield _findings(report, detail)
     if not published or report.recommendations:  # of which the first lines speak

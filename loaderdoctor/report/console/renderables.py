@@ -29,9 +29,10 @@ GLYPHS: Mapping[str, tuple[str, str]] = {
 _ASCII = str.maketrans(
     {
         "█": "#", "▓": "%", "▚": "&", "▙": "@", "▒": "=", "░": ":", "·": ".", "×": "x", "±": "~",
-        "→": ">", "–": "-", "—": "-", "…": "~", "●": "*", "○": "o", "µ": "u", "≤": "<", "≥": ">",
-        "─": "-", "│": "|", "━": "-", "╸": "-", "╺": "-", "\u00a0": " ",
+        "→": ">", "–": "-", "—": "-", "−": "-", "…": "~", "●": "*", "○": "o", "µ": "u",
+        "≤": "<", "≥": ">", "─": "-", "│": "|", "━": "-", "╸": "-", "╺": "-", "\u00a0": " ",
         "‘": "'", "’": "'", "“": '"', "”": '"',
+        "▁": "_", "▂": ".", "▃": ":", "▄": "-", "▅": "=", "▆": "+", "▇": "*",
     }
 )  # fmt: skip
 
@@ -178,6 +179,16 @@ class FittedTable:
     styles: tuple[str, ...] = ()  # of the rows; () for none
     narrow: FittedTable | None = None  # the same with fewer columns that can't be left out
 
+    @staticmethod
+    def of(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> FittedTable:
+        """Rows of text that all have to be there; the first of each is its name."""
+        names, *columns = zip(*rows, strict=True)
+        return FittedTable(
+            title=headings[0],
+            names=tuple(map(Text, names)),
+            columns=tuple(map(_column, headings[1:], columns)),
+        )
+
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         known = [column for column in self.columns if not column.is_empty]
         shared = [(c.heading, c.shared) for c in known if c.shared is not None]
@@ -218,7 +229,8 @@ class FittedTable:
         for i, name in enumerate(self.names):
             number = [str(self.numbers[i])] if self.numbers is not None else []
             style = self.styles[i] if self.styles else ""
-            table.add_row(*number, name, *(column.cells[i] for column in columns), style=style)
+            figures = (Text(column.cells[i]) for column in columns)
+            table.add_row(*number, name, *figures, style=style)
         return table
 
     def _as_list(self, columns: Sequence[Column]) -> RenderResult:
@@ -229,6 +241,21 @@ class FittedTable:
             figures = (f"{column.heading} {column.cells[i]}" for column in columns)
             body: RenderableType = Text(", ".join(figures))
             yield Padding(body, (0, 0, 0, 2))
+
+
+def _column(heading: str, cells: tuple[str, ...]) -> Column:
+    return Column(heading=heading, cells=cells)
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A table where the terminal is wide enough for it; else what it says, in lines."""
+
+    table: Table
+    lines: RenderableType
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield self.table if fits(self.table, console, options) else self.lines
 
 
 def stacked(heading: str) -> str:

@@ -13,7 +13,14 @@ from rich.text import Text
 from loaderdoctor import format as fmt
 from loaderdoctor.findings.line_names import PHASES
 from loaderdoctor.format import plain
-from loaderdoctor.report.console.renderables import GLYPHS, Bar, Capped, Verbatim
+from loaderdoctor.report.console.renderables import (
+    GLYPHS,
+    Bar,
+    Capped,
+    Fitted,
+    FittedTable,
+    Verbatim,
+)
 from loaderdoctor.report.model import Finding, MemoryHistory, Report, Step, Workers
 from loaderdoctor.report.run_model import Gpu
 from loaderdoctor.report.words import (
@@ -109,22 +116,29 @@ def step(report: Report, *, brief: bool = False, roomy: bool = True) -> Renderab
     return section(shown.title, *body)
 
 
-def _legend(parts: Sequence[Part], *, brief: bool) -> Table:
+def _legend(parts: Sequence[Part], *, brief: bool) -> Fitted:
     """One line for each part: glyph, word, milliseconds, percent, and what is hidden.
 
     Brief: without what there is not.
     """
     grid = Table.grid(padding=(0, 2))
-    for justify in ("left", "left", "right", "right", "left"):
-        grid.add_column(justify=justify)
+    grid.add_column()
+    grid.add_column(min_width=max(len(part.name) for part in parts))
+    for figures in ([part.ms for part in parts], [part.text for part in parts if part.ms]):
+        grid.add_column(justify="right", min_width=max(map(len, figures), default=0))
+    grid.add_column()
+    notes = []
     for part in parts:
         glyph, style = GLYPHS[part.name]
         mark, hidden = Text(glyph, style=style), Text(part.hidden, style="bright_black")
         if part.share is not None:
             grid.add_row(mark, part.name, part.ms, part.text, hidden)
         elif not brief or part.name != "copy":
-            grid.add_row(mark, part.name, "", "", part.text)
-    return grid
+            hidden = Text(part.text)
+            grid.add_row(mark, part.name, "", "", hidden)
+        if hidden:
+            notes.append(Text.assemble(f"{part.name}: ", hidden))
+    return Fitted(grid, Group(_legend_line(parts), *notes))
 
 
 def _legend_line(parts: Sequence[Part]) -> Columns:
@@ -143,20 +157,23 @@ def ablation(report: Report, *, brief: bool = False) -> RenderableType | None:
     if not rows:
         return None
     whole = max(row.value_ms for row in rows if row.value_ms is not None)
+    gains = [fmt.ratio(row.gain) if row.gain is not None else "" for row in rows]
     grid = Table.grid(padding=(0, 2))
+    words, figure = (max(len(getattr(row, name)) for row in rows) for name in ("words", "figure"))
+    grid.add_column(no_wrap=True, min_width=words)
+    grid.add_column(justify="right", no_wrap=True, min_width=figure)
     grid.add_column()
-    grid.add_column(justify="right", no_wrap=True)
-    grid.add_column()
-    grid.add_column(justify="right", no_wrap=True)
-    for row in rows:
-        if row.value_ms is None:
-            grid.add_row(row.words, row.figure, "", "")
-            continue
-        bar = Bar([("━", "bold" if row.is_now else "", row.value_ms)], whole=whole, max_width=40)
-        gain = fmt.ratio(row.gain) if row.gain is not None else ""
-        grid.add_row(row.words, row.figure, bar, gain)
+    grid.add_column(justify="right", no_wrap=True, min_width=max(map(len, gains)))
+    for row, gain in zip(rows, gains, strict=True):
+        weight = row.value_ms or 0.0
+        bar = Bar([("━", "bold" if row.is_now else "", weight)], whole=whole, max_width=40)
+        grid.add_row(row.words, row.figure, bar if row.value_ms is not None else "", gain)
+    lines = [
+        Text(f"{row.words}: {row.figure}{f', {gain}' if gain else ''}")
+        for row, gain in zip(rows, gains, strict=True)
+    ]
     notes = [Text(plain(note), style="bright_black") for note in what_if_notes(report, brief=brief)]
-    return section(what_if_title(report), grid, *notes)
+    return section(what_if_title(report), Fitted(grid, Group(*lines)), *notes)
 
 
 def findings(found: Sequence[Finding]) -> RenderableType | None:
@@ -351,15 +368,8 @@ def gpu_lines(gpu: Gpu | None, history: MemoryHistory | None) -> Iterator[str]:
 
 def ranges_table(report: Report) -> RenderableType:
     """What each range took, on the host and on the GPU."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black", pad_edge=False)
-    ranges = report.ranges
-    name, *figures = range_headings(whole_of(report).per)
-    table.add_column(name, overflow="fold")
-    for figure in figures:
-        table.add_column(figure, justify="right")
-    for row in range_rows(ranges):
-        table.add_row(*map(Text, row))
-    if not any(found.depth for found in ranges):
+    table = FittedTable.of(range_headings(whole_of(report).per), range_rows(report.ranges))
+    if not any(found.depth for found in report.ranges):
         return table
     return Group(table, Text(NESTED, style="bright_black"))
 

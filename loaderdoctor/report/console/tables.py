@@ -18,7 +18,7 @@ from rich.text import Text
 
 from loaderdoctor import format as fmt
 from loaderdoctor.format import plain
-from loaderdoctor.report.console.renderables import Column, FittedTable, fits
+from loaderdoctor.report.console.renderables import Column, Fitted, FittedTable
 from loaderdoctor.report.console.sections import section
 from loaderdoctor.report.model import Cluster, Rank, Report, Trial
 from loaderdoctor.report.run_model import Run
@@ -96,33 +96,27 @@ class TrialsTable:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class RanksTable:
+def ranks_table(ranks: Sequence[Rank]) -> RenderableType:
     """Each rank's step in milliseconds, part by part, those that stand out first."""
-
-    ranks: Sequence[Rank]
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        shown = outliers_first(self.ranks)[:MAX_SHOWN]
-        columns = rank_columns(self.ranks)
-        table = Table(box=None, padding=(0, 1), header_style="bright_black", pad_edge=False)
-        cells = [[read(rank) for _, read in columns] for rank in shown]
-        for (heading, _), column in zip(columns, zip(*cells, strict=True), strict=True):
-            need = max(map(cell_len, (heading, *column)))
-            side: JustifyMethod = "left" if heading == "machine" else "right"
-            table.add_column(heading, justify=side, no_wrap=True, min_width=need)
-        for row in cells:
-            table.add_row(*map(Text, row))
-        if fits(table, console, options):
-            yield table
-        else:
-            for row in cells:
-                named = zip(columns, row, strict=True)
-                yield Text(", ".join(f"{heading} {cell}" for (heading, _), cell in named))
-        yield Text(RANKS_KEY, style="bright_black")
-        if len(self.ranks) > len(shown):
-            left = len(self.ranks) - len(shown)
-            yield Text(f"and {left} more, closer to the median: see report.json")
+    shown, columns = outliers_first(ranks)[:MAX_SHOWN], rank_columns(ranks)
+    table = Table(box=None, padding=(0, 1), header_style="bright_black", pad_edge=False)
+    cells = [[read(rank) for _, read in columns] for rank in shown]
+    for (heading, _), column in zip(columns, zip(*cells, strict=True), strict=True):
+        need = max(map(cell_len, (heading, *column)))
+        side: JustifyMethod = "left" if heading == "machine" else "right"
+        table.add_column(heading, justify=side, no_wrap=True, min_width=need)
+    for row in cells:
+        table.add_row(*map(Text, row))
+    lines = [
+        Text(
+            ", ".join(f"{heading} {cell}" for (heading, _), cell in zip(columns, row, strict=True))
+        )
+        for row in cells
+    ]
+    left = len(ranks) - len(shown)
+    more = [Text(f"and {left} more, closer to the median: see report.json")] if left else []
+    key = Text(RANKS_KEY, style="bright_black")
+    return Group(Fitted(table, Group(*lines)), key, *more)
 
 
 def machines_table(cluster: Cluster) -> RenderableType:
@@ -194,7 +188,7 @@ def _body(run: Run, *, brief: bool) -> Iterator[RenderableType]:
         if times is not None:
             yield Text(times)
         if len(run.epochs) > 1:
-            yield _epochs(run)
+            yield FittedTable.of(words.EPOCH_HEADINGS, words.epoch_rows(run.epochs))
     yield from _tuning(run, brief=brief)
     alerts = [a for a in run.alerts if not (brief and a.kind == "tuned")]  # said above, as a whole
     shown = alerts[:_BRIEF_ALERTS] if brief else alerts
@@ -210,21 +204,25 @@ def _tuning(run: Run, *, brief: bool) -> Iterator[RenderableType]:
         return
     yield Text(plain(words.tuning_summary(run.tuning)))
     if run.tuning.tried and not brief:
-        yield _table(words.TRIED_HEADINGS, words.tried_rows(run.tuning))
+        yield _tried(words.tried_rows(run.tuning))
 
 
-def _epochs(run: Run) -> RenderableType:
-    return _table(words.EPOCH_HEADINGS, words.epoch_rows(run.epochs))
-
-
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> RenderableType:
+def _tried(rows: Sequence[tuple[str, str, str, str, str]]) -> Fitted:
     """Figures to the right, words to the left."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black", pad_edge=False)
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading in ("tried", "") else "right")
+    for heading, cells in zip(words.TRIED_HEADINGS, zip(*rows, strict=True), strict=True):
+        if heading in ("tried", ""):
+            table.add_column(heading)
+        else:
+            need = max(map(cell_len, (heading, *cells)))
+            table.add_column(heading, justify="right", min_width=need)
     for row in rows:
-        table.add_row(*(plain(cell) for cell in row))
-    return table
+        table.add_row(*(Text(plain(cell)) for cell in row))
+    lines = [
+        Text(plain(f"{what}: {step} a step, {before} before, at step {at}: {came}"))
+        for what, step, before, at, came in rows
+    ]
+    return Fitted(table, Group(*lines))
 
 
 Cell = Callable[[Trial], str]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 from loaderdoctor import format as fmt
 from loaderdoctor.advice import PredictedFrom
@@ -51,7 +50,7 @@ class Change:
     @property
     def is_code(self) -> bool:
         """Whether it is written in the user's code, and is not a setting."""
-        return self.first.from_ is None and self.first.to is None
+        return _is_code(self.first)
 
     @property
     def is_idea(self) -> bool:
@@ -230,17 +229,23 @@ class Change:
 
 def changes_of(recommendations: Sequence[Recommendation]) -> tuple[Change, ...]:
     """In the report's order, the first first."""
-    groups = groupby(
-        enumerate(recommendations),
-        key=lambda item: (
-            item[1].measured_step_ms,
-            item[1].measured_ci_ms,
-            item[1].predicted_step_ms,
-            # Changes of code are never one, however alike their figures.
-            item[0] if item[1].from_ is None and item[1].to is None else None,
-        ),
-    )
-    return tuple(Change(tuple(row for _, row in group)) for _, group in groups)
+    groups: list[list[Recommendation]] = []
+    for row in recommendations:
+        # Changes of code are never one, however alike their figures; nor are settings of which
+        # each says for itself what it rests on.
+        alone = row.summary is not None or _is_code(row)
+        if not groups or alone or _shared(row) != _shared(groups[-1][-1]):
+            groups.append([])
+        groups[-1].append(row)
+    return tuple(map(Change, map(tuple, groups)))
+
+
+def _is_code(row: Recommendation) -> bool:
+    return row.from_ is None and row.to is None
+
+
+def _shared(row: Recommendation) -> tuple[object, ...]:
+    return row.measured_step_ms, row.measured_ci_ms, row.predicted_step_ms, _is_code(row)
 
 
 def nothing_helps(report: Report) -> str:

@@ -14,6 +14,7 @@ from loaderdoctor.findings import Kind, Severity
 from loaderdoctor.report.model import Ablation, Finding, PassBeforeTraining, Report, Step
 from loaderdoctor.report.words import is_outside, wall_sentence
 from loaderdoctor.report.words.changes import Change, changes_of
+from loaderdoctor.setting_words import capitalised
 
 # So much of a finding is read at a glance: three lines of 80 columns.
 _MOST_LETTERS = 230
@@ -186,6 +187,7 @@ class WhatIf:
     gain: float | None  # as fast as now; None where it is now, or known roughly only
     applies: bool  # False: there is nothing to copy to
     differs: bool = True  # False: the noise allows to see no difference
+    note: str = ""  # what `gain` is against, where that is not the first of these figures
 
     @property
     def figure(self) -> str:
@@ -228,6 +230,7 @@ def _as_advised(report: Report) -> WhatIf | None:
     gain = change.times_as_fast(report.step.wall_ms) if change is not None else None
     if change is None or gain is None or gain <= 1.0 or is_outside(report):
         return None
+    compared = change.compared(report.step.wall_ms)
     return WhatIf(
         words=AS_ADVISED if change.per == "a step" else f"{AS_ADVISED}, {change.per}",
         value_ms=change.measured_ms,
@@ -235,6 +238,7 @@ def _as_advised(report: Report) -> WhatIf | None:
         is_now=False,
         gain=gain,
         applies=True,
+        note=f"{fmt.ratio(gain)} as fast{compared}." if compared else "",
     )
 
 
@@ -300,9 +304,9 @@ def what_if_notes(report: Report, *, brief: bool = False) -> tuple[str, ...]:
     Brief: only what keeps them from being taken for more than they are.
     """
     ablation, wall_ms = report.ablation, report.step.wall_ms
+    notes = [capitalised(f"{row.words}: {row.note}") for row in what_if(report) if row.note]
     if ablation is None:
-        return ()
-    notes = []
+        return tuple(notes)
     if ablation.n_rounds == 1:
         notes.append(ONE_ROUND)
     if any(not row.differs for row in what_if(report)):

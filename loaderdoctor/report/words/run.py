@@ -34,7 +34,7 @@ _MIN_S = 2.0
 
 def lead(run: Run) -> str:
     """How long it ran, and whether it was over."""
-    text = f"{fmt.seconds(run.took_s)} and {run.n_steps:,} steps"
+    text = f"{fmt.seconds(run.took_s)} and {fmt.count(run.n_steps, 'step')}"
     if not run.complete:
         text += ", not over when this was written"
     elif run.how != "script-ended":
@@ -110,31 +110,30 @@ def step_times(run: Run) -> str | None:
     return f"{text} (within 9 %)." if most else None
 
 
-def epoch_rows(epochs: Sequence[RunEpoch]) -> list[tuple[str, str, str, str, str]]:
-    """(epochs, steps, took, per step, waiting) of each row; a long run's are shown in part."""
-    shown = list(epochs)
-    if len(shown) > MAX_ROWS:
-        shown = [*shown[: MAX_ROWS // 2], *shown[-MAX_ROWS // 2 :]]
-    rows = []
-    for row in shown:
-        time = row.time
-        name = f"{row.first}" if row.first == row.last else f"{row.first}–{row.last}"
-        steps_s = time.step_s + time.input_s + (time.copy_s or 0.0)
-        each_ms = 1e3 * steps_s / time.n_steps if time.n_steps else None
-        share = time.input_s / time.recorded_s if time.recorded_s else None
-        rows.append(
-            (
-                name,
-                f"{time.n_steps:,}",
-                fmt.seconds(time.recorded_s),
-                fmt.ms(each_ms),
-                fmt.share(share),
-            )
-        )
-    return rows
-
-
 EPOCH_HEADINGS = ("epoch", "steps", "took", "a step", "waiting")
+EpochCells = tuple[str, str, str, str, str]  # under these headings
+
+
+def epoch_rows(epochs: Sequence[RunEpoch]) -> list[EpochCells]:
+    """What each took; of a long run those in the middle are named alone."""
+    half, rows = MAX_ROWS // 2, [_epoch_cells(row) for row in epochs]
+    left_out = epochs[half:-half]
+    if len(rows) <= MAX_ROWS:
+        return rows
+    between = f"{left_out[0].first}–{left_out[-1].last}"
+    return [*rows[:half], (between, "…", "…", "…", "…"), *rows[-half:]]
+
+
+def _epoch_cells(row: RunEpoch) -> EpochCells:
+    time = row.time
+    steps_s = time.step_s + time.input_s + (time.copy_s or 0.0)
+    return (
+        f"{row.first}" if row.first == row.last else f"{row.first}–{row.last}",
+        f"{time.n_steps:,}",
+        fmt.seconds(time.recorded_s),
+        fmt.ms(1e3 * steps_s / time.n_steps if time.n_steps else None),
+        fmt.share(time.input_s / time.recorded_s if time.recorded_s else None),
+    )
 
 
 def sparkline(run: Run) -> str | None:

@@ -50,7 +50,7 @@ def test_report_reads_as_stored(name: str, width: int, brief: bool) -> None:
 
 
 @pytest.mark.parametrize("name", REPORTS)
-@pytest.mark.parametrize("width", [50, 60, 79, 80, 100, 121, 200])
+@pytest.mark.parametrize("width", [40, 50, 60, 79, 80, 100, 121, 200])
 @pytest.mark.parametrize("brief", [True, False], ids=["brief", "whole"])
 def test_no_line_is_wider_than_the_terminal_and_no_figure_is_cut(
     name: str, width: int, brief: bool

@@ -168,3 +168,15 @@ def test_figures_of_a_gain_divide_to_its_ratio(own_ms: float | None) -> None:
     _, beside, then = said.partition("in the same rounds, ")
     as_is = float(then.split()[0]) if beside else 19.2
     assert as_is / 17.0 == pytest.approx(ratio, rel=0.015)
+
+
+@pytest.mark.parametrize("predicted_ms", [2.9, None])
+def test_settings_that_were_predicted_apart_are_no_one_change(predicted_ms: float | None) -> None:
+    """Of a loader that can't be read twice several are advised untried, often with one bound."""
+    untried = {"measured_step_ms": None, "measured_ci_ms": None, "predicted_step_ms": predicted_ms}
+    pool = recommendation("num_workers", 0, 3, summary="That is A.", **untried)
+    kept = recommendation("persistent_workers", None, True, **untried)
+    thread = recommendation("background", "off", "host", summary="That is B.", **untried)
+    code = recommendation("Keep the samples", None, None, summary=None, **untried)
+    found = changes_of((pool, kept, thread, code, kept))
+    assert [change.rows for change in found] == [(pool, kept), (thread,), (code,), (kept,)]

@@ -175,6 +175,17 @@ def test_one_loop_within_noise_has_one_figure_for_now() -> None:
     assert "26" not in shown.partition("What it would be")[2].partition("Findings")[0]
 
 
+def test_a_gain_of_other_rounds_says_what_it_is_against() -> None:
+    """Else the change would seem to beat an instant loader, whose step is shorter."""
+    row = recommendation("num_workers", 0, 7, own_step_ms=17.5)
+    report = samples.input_bound(recommendations=(row,))
+    _, advised, instant, _ = what_if(report)
+    assert (advised.gain or 0.0) > (instant.gain or 0.0)
+    said = "With change 1 below: 7.6× as fast as the loop as it is in the same rounds, 17.5 ms."
+    assert said in what_if_notes(report, brief=True)
+    assert said in what_if_notes(msgspec.structs.replace(report, ablation=None))
+
+
 def test_what_may_cost_nothing_is_not_said_to_make_the_step_so_much_faster() -> None:
     perhaps, surely = (samples.uncertain(margin=margin) for margin in (0.20, 0.03))
     assert [row.gain for row in what_if(perhaps)] == [None, None]

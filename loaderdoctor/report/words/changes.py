@@ -248,10 +248,17 @@ def _shared(row: Recommendation) -> tuple[object, ...]:
     return row.measured_step_ms, row.measured_ci_ms, row.predicted_step_ms, _is_code(row)
 
 
-def nothing_helps(report: Report) -> str:
-    """For where no change is recommended: never more than trials and findings next to it say."""
+def nothing_is_advised(report: Report) -> str | None:
+    """For where no change is recommended; None where more is said elsewhere, or nothing is known.
+
+    Never more than trials and findings next to it say.
+    """
+    unseen = report.shares is not None and report.shares.input is None  # nothing was tried
+    told = report.verdict.severity == "none" or unseen or any(f.advice for f in report.findings)
+    if told or report.verdict.bound == "unknown" or report.command == "analyze":
+        return None
     was_best = [t for t in report.trials if t.gain_confirmed and t.gain_ms_ci is not None]
-    if any(t.gain_ms_ci is not None and t.gain_ms_ci[0] > 0 for t in was_best):
+    if any(_gains(t) for t in was_best):
         return "No change of settings gains enough to be worth it."
     if was_best:
         return (
@@ -259,28 +266,16 @@ def nothing_helps(report: Report) -> str:
             "beyond the noise when measured again."
         )
     tests = [test for finding in report.findings for test in finding.tested]
-    faster = any(t.outcome == "faster" for t in tests) or any(
-        t.gain_ms_ci is not None and t.gain_ms_ci[0] > 0 for t in report.trials
-    )
-    if faster:
+    if any(t.outcome == "faster" for t in tests) or any(_gains(t) for t in report.trials):
         return "No change of settings is shown to help: what was faster was not confirmed."
-    return f"No change of settings is known to help.{_to_settle(report)}"
-
-
-def _to_settle(report: Report) -> str:
-    """What to do about an uncertain verdict, where it does not say so itself."""
+    said = "No change of settings is known to help."
     if report.verdict.severity != "uncertain" or "--budget" in report.verdict.summary:
-        return ""
-    return " To know more: run it again with nothing else running, or longer (--budget 120)."
+        return said
+    return f"{said} To know more: run it again with nothing else running, or longer (--budget 120)."
 
 
-def nothing_is_advised(report: Report) -> str | None:
-    """`nothing_helps` where that is the answer; None where more is said elsewhere, or unknown."""
-    unseen = report.shares is not None and report.shares.input is None  # nothing was tried
-    told = report.verdict.severity == "none" or unseen or any(f.advice for f in report.findings)
-    if told or report.verdict.bound == "unknown" or report.command == "analyze":
-        return None
-    return nothing_helps(report)
+def _gains(trial: Trial) -> bool:
+    return trial.gain_ms_ci is not None and trial.gain_ms_ci[0] > 0
 
 
 def vocabulary(changes: Sequence[Change]) -> str | None:
@@ -334,18 +329,16 @@ def _beside_steps_ms(wall: Wall) -> float | None:
 def leader_not_advised(report: Report) -> str | None:
     """The sentence; None where nothing leads clearly, or what leads is recommended."""
     leader = _leader(report)
-    if leader is None or leader.compared_ms is None:
+    if leader is None or _is_advised(leader, report.recommendations):
         return None
-    advised = [r for r in report.recommendations if r.measured_step_ms is not None]
-    if _is_advised(leader, report.recommendations):
-        return None
-    fastest_ms = min((r.measured_step_ms or 0.0 for r in advised), default=None)
-    if fastest_ms is not None and leader.compared_ms > (1.0 - CLEAR_LEAD) * fastest_ms:
+    known = (r.measured_step_ms for r in report.recommendations)
+    advised_ms = [ms for ms in known if ms is not None]
+    if advised_ms and (leader.compared_ms or 0.0) > (1.0 - CLEAR_LEAD) * min(advised_ms):
         return None
     time = fmt.step_ms(leader.step_ms, leader.step_ms_ci)
     return (
         f"{capitalised(leader.label)} is first among the trials ({time} a step) and not advised: "
-        f"{_why(leader, bool(advised))}"
+        f"{_why(leader, bool(advised_ms))}"
     )
 
 
@@ -378,15 +371,12 @@ def _why(leader: Trial, others_advised: bool) -> str:
 
 def _leader(report: Report) -> Trial | None:
     """The fastest trial of the loop's own work, where it is clearly faster than the loop."""
-    trials = report.trials
-    if not trials or trials[0].row is not None or trials[0].compared_ms is None:
+    if not report.trials or report.trials[0].row is not None:
         return None  # published rows are claims, not advice
-    base = trials[0]
-    known = [t for t in trials[1:] if _competes(t, base)]
-    leader = min(known, key=lambda t: t.compared_ms or 0.0, default=None)
-    if leader is None or leader.compared_ms is None or base.compared_ms is None:
-        return None
-    return leader if leader.compared_ms <= (1.0 - CLEAR_LEAD) * base.compared_ms else None
+    base, *others = report.trials
+    ahead_ms = (1.0 - CLEAR_LEAD) * (base.compared_ms or 0.0)
+    ahead = [t for t in others if _competes(t, base) and (t.compared_ms or 0.0) <= ahead_ms]
+    return min(ahead, key=lambda t: t.compared_ms or 0.0, default=None)
 
 
 def _competes(trial: Trial, base: Trial) -> bool:

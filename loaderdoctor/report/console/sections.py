@@ -122,10 +122,11 @@ def _legend(parts: Sequence[Part], *, brief: bool) -> Fitted:
     Brief: without what there is not.
     """
     grid = Table.grid(padding=(0, 2))
-    grid.add_column()
-    grid.add_column(min_width=max(len(part.name) for part in parts))
+    grid.add_column(no_wrap=True)
+    grid.add_column(no_wrap=True, min_width=max(len(part.name) for part in parts))
     for figures in ([part.ms for part in parts], [part.text for part in parts if part.ms]):
-        grid.add_column(justify="right", min_width=max(map(len, figures), default=0))
+        need = max(map(len, figures), default=0)
+        grid.add_column(justify="right", no_wrap=True, min_width=need)
     grid.add_column()
     notes = []
     for part in parts:

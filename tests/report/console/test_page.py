@@ -67,6 +67,15 @@ def test_no_line_is_wider_than_the_terminal_and_no_figure_is_cut(
             assert f"{trial.samples_per_s:,.0f}" in text
 
 
+@pytest.mark.parametrize("name", ["healthy", "validation_bound", "uncertain", "cpu_only"])
+@pytest.mark.parametrize("width", [24, 40, 60])
+def test_a_narrow_terminal_has_every_figure(name: str, width: int) -> None:
+    def figures(columns: int) -> set[str]:
+        return set(re.findall(r"\d[\d,.]*\d|\d", console_text(REPORTS[name](), width=columns)))
+
+    assert figures(width) == figures(200)
+
+
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_code_is_printed_as_it_is_at_any_width_and_on_any_terminal(width: int) -> None:
     long = "loader = DataLoader(train_set, batch_size=64, num_workers=7, pin_memory=True, 名前=x)"

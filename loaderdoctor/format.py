@@ -181,20 +181,19 @@ def evidence(name: str, value: Any) -> str:
     """One figure of a finding, its unit read off the end of its name: `batch 11.2 ms`."""
     for suffix, read in _UNITS:
         if name.endswith(suffix) and not isinstance(value, str | bool):
-            words = _words(name.removesuffix(suffix))
-            return f"{words} {_series(value, read)}".strip()
-    words = _words(name)
+            return f"{words(name.removesuffix(suffix))} {_series(value, read)}".strip()
+    said = words(name)
     if name.endswith("cpus") and isinstance(value, int | float):
-        return f"{words} {cpus(value)}"
+        return f"{said} {cpus(value)}"
     if value is None:
-        return f"{words} {NOT_RECORDED}"
+        return f"{said} {NOT_RECORDED}"
     if isinstance(value, bool):
-        return f"{words} {'yes' if value else 'no'}"
+        return f"{said} {'yes' if value else 'no'}"
     if isinstance(value, int | float):
-        return f"{words} {number(value) if isinstance(value, float) else f'{value:,}'}"
+        return f"{said} {number(value) if isinstance(value, float) else f'{value:,}'}"
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return f"{words} {_series(value, lambda item: plain(_bare(item)))}"
-    return f"{words} {plain(str(value))}"
+        return f"{said} {_series(value, lambda item: plain(_bare(item)))}"
+    return f"{said} {plain(str(value))}"
 
 
 def plain(text: str) -> str:
@@ -213,7 +212,8 @@ def plain(text: str) -> str:
     )  # fmt: skip
 
 
-def _words(name: str) -> str:
+def words(name: str) -> str:
+    """A figure's or field's name on screen: `usable CPUs`."""
     text = name.removeprefix("n_")
     kept = next((setting for setting in _SETTINGS if text.startswith(setting)), "")
     text = plain(kept + text.removeprefix(kept).replace("_", " ").rstrip())

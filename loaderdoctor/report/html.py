@@ -19,8 +19,10 @@ from loaderdoctor import format as fmt
 from loaderdoctor.report import RunFolder, words, write_bytes
 from loaderdoctor.report.charts.figures import HtmlExtras, Table, charts_of
 from loaderdoctor.report.model import Report
-from loaderdoctor.report.words import parts_of, run, tables, whole_of
+from loaderdoctor.report.words import is_outside, parts_of, run, tables, whole_of
 from loaderdoctor.report.words.changes import (
+    IDEAS,
+    IN_THE_STEP,
     Change,
     changes_of,
     leader_not_advised,
@@ -88,6 +90,9 @@ def html(report: Report, extras: HtmlExtras | None = None) -> str:
             what_if=_what_if(report),
             what_if_title=what_if_title(report),
             what_if_notes=what_if_notes(report),
+            outside=is_outside(report),
+            ideas_title=IDEAS,
+            in_the_step=IN_THE_STEP,
             changes=tuple(_change(x, report.step.wall_ms, is_idea=x in ideas) for x in changes),
             vocabulary=vocabulary(changes),
             nothing_is_advised=nothing_is_advised(report),
@@ -244,13 +249,15 @@ def _trials(report: Report) -> TrialTable | None:
     """Every trial: those that ran, fastest first, then the others with the reason."""
     if not report.trials:
         return None
-    ran = [(i, t, own_ms) for _, own_ms, kind in ran_by_kind(report) for i, t in kind]
+    kinds = ran_by_kind(report)
+    ran = [(i, t, own_ms) for _, own_ms, kind in kinds for i, t in kind]
+    of = {i: f" (hardware {name})" for name, _, kind in kinds for i, _ in kind if len(kinds) > 1}
     columns = trial_columns([t for _, t, _ in ran])
     names = trial_names(report)
     rows = [
         TrialRow(
             number=i,
-            label=names.names[i],
+            label=names.names[i] + of.get(i, ""),
             mark=trial_mark(report, i)[0],
             cells=tuple(column.read(trial, own_ms) for column in columns),
             fault=None,
@@ -304,7 +311,7 @@ def _ranges(report: Report) -> Table | None:
 
 def _environment_rows(environment: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     return tuple(
-        (name.removesuffix(_BYTES).replace("_", " "), _environment_value(name, value))
+        (fmt.words(name.removesuffix(_BYTES)), _environment_value(name, value))
         for name, value in environment.items()
         if value is not None
     )

@@ -17,7 +17,7 @@ from loaderdoctor.commands.analyze import AnalyzeOptions, analyze
 from loaderdoctor.report.charts import step_bars, workers_by_prefetch
 from loaderdoctor.report.charts.figures import HtmlExtras, charts_of
 from loaderdoctor.report.html import html
-from loaderdoctor.report.model import Report
+from loaderdoctor.report.model import Cluster, Hardware, Report
 from loaderdoctor.report.words.tables import trial_names
 from tests.report import html_samples, samples
 from tests.report.conftest import trace_path
@@ -301,3 +301,38 @@ def test_steps_of_other_batch_sizes_are_drawn_for_as_many_samples() -> None:
     assert larger.text.startswith("240 ")
     assert "for as many samples" in words(html(report))
     assert "for as many samples" not in words(html(samples.sweep()))
+
+
+def test_outside_the_steps_what_the_verdict_speaks_of_comes_first() -> None:
+    idea = samples.recommendation(
+        "Give that loader workers", None, None, code="", idea="num_workers", measured_step_ms=None
+    )
+    report = msgspec.structs.replace(
+        samples.validation_bound(), recommendations=(idea, *samples.CHANGES)
+    )
+    text = words(html(report))
+    said = [text.index(x) for x in ("Give that loader", "For the step itself", "1 · num_workers=7")]
+    assert said == sorted(said)
+    assert "no line of the script is known" not in text
+
+
+def test_a_claim_that_can_not_be_judged_has_its_reason() -> None:
+    assert "not testable here (a row it needs was skipped)" in words(html(samples.ladder()))
+
+
+def test_trials_of_unlike_machines_are_told_apart() -> None:
+    report = samples.sweep()
+    trials = [
+        msgspec.structs.replace(t, hardware="A" if i < 3 else "B")
+        for i, t in enumerate(report.trials)
+    ]
+    kinds = tuple(
+        Hardware(
+            name=name, cpu=None, usable_cpus=2.0, memory_bytes=1, gpus=(), torch=None, trials=()
+        )
+        for name in "AB"
+    )
+    cluster = Cluster(hardware=kinds, groups=())
+    several = msgspec.structs.replace(report, trials=tuple(trials), cluster=cluster)
+    assert "as is (num_workers=0) (hardware A)" in words(html(several))
+    assert "hardware" not in words(html(report))

@@ -21,8 +21,6 @@ from loaderdoctor.findings import Kind
 from loaderdoctor.format import plain
 from loaderdoctor.report.console.renderables import Capped, Legible
 from loaderdoctor.report.console.sections import (
-    IDEAS,
-    IN_THE_STEP,
     PROSE_WIDTH,
     ablation,
     change_lines,
@@ -52,6 +50,8 @@ from loaderdoctor.report.words import (
     is_outside,
 )
 from loaderdoctor.report.words.changes import (
+    IDEAS,
+    IN_THE_STEP,
     leader_not_advised,
     meaning,
     nothing_is_advised,

@@ -212,12 +212,6 @@ def indented(body: RenderableType) -> Padding:
     return Padding(body, (0, 0, 0, 2))
 
 
-# The heading of changes to the step, where the verdict is about what lies outside it.
-IN_THE_STEP = "For the step itself"
-# The heading of what is advised in words.
-IDEAS = "Ideas, for which no line of the script is known"
-
-
 def prescription_lines(report: Report) -> list[RenderableType]:
     """What to change, the first first; empty where there is nothing to say about it."""
     every, (changes, _) = changes_of(report.recommendations), changes_and_ideas(report)

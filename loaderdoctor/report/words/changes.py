@@ -28,6 +28,10 @@ _MEANINGS = {
     PREDICTED["trace"]: "computed from where the step's time was seen to go",
 }
 
+# The heading of changes to the step, where the verdict is about what lies outside it.
+IN_THE_STEP = "For the step itself"
+# The heading of what is advised in words.
+IDEAS = "Ideas, for which no line of the script is known"
 # Of a gain that is no larger than what runs of one script differ by.
 MAY_GAIN_NOTHING = "may gain less or nothing"
 # Less than this in front of the loop as it is, or of what is recommended, is no clear lead.

@@ -29,6 +29,7 @@ from loaderdoctor.alerts.job import Account, History, Job
 from loaderdoctor.instrument.wire.measured import LogBins, Surroundings, TuningRecord
 from loaderdoctor.instrument.wire.protocol import Ended, Hello, Note, Observed, WindowDone
 from loaderdoctor.report.run_model import Run, RunAlert, RunEpoch, RunRank, RunStretch, RunTime
+from loaderdoctor.secrets import masked
 from loaderdoctor.units import NS_PER_MS
 
 RECORDED: Final = ".recorded"
@@ -79,7 +80,9 @@ class RunFiles:
         self._replace(self.recorded / "run.json", msgspec.json.encode(run))
 
     def loops(self, recorded: Recorded) -> None:
-        self._replace(self.recorded / "loops.json", msgspec.json.encode(recorded))
+        """Without what looks like a secret: the file stays in the run folder."""
+        kept = msgspec.structs.replace(recorded, loops=tuple(map(_unsecret, recorded.loops)))
+        self._replace(self.recorded / "loops.json", msgspec.json.encode(kept))
 
     def scalars(self, values: Mapping[str, float], *, step: int, at_s: float) -> None:
         def write() -> None:
@@ -111,6 +114,14 @@ class RunFiles:
                     sys.stderr.write(
                         f"loaderdoctor: {self.folder}: {error}; what it would hold is lost.\n"
                     )
+
+
+def _unsecret(loop: Loop) -> Loop:
+    replace, script = msgspec.structs.replace, loop.observed.script
+    if script is None:
+        return loop
+    script = replace(script, args=masked(script.args))
+    return replace(loop, observed=replace(loop.observed, script=script))
 
 
 def read_recorded(folder: Path) -> tuple[Recorded | None, Run | None]:

@@ -5,13 +5,24 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from loaderdoctor.alerts import Counted
 from loaderdoctor.commands.run import run_files
-from loaderdoctor.commands.run.run_files import EVENTS, OLDER, RunFiles, openmetrics
+from loaderdoctor.commands.run.run_files import (
+    EVENTS,
+    OLDER,
+    Loop,
+    Recorded,
+    RunFiles,
+    openmetrics,
+    read_recorded,
+)
 from loaderdoctor.instrument.wire.measured import Surroundings
+from loaderdoctor.instrument.wire.records import ScriptRecord
 from loaderdoctor.report.run_model import Run, RunTime
+from tests.attribution.builders import observed
 
 
 def lines(path: Path) -> list[int]:
@@ -31,6 +42,20 @@ def test_events_keep_the_newest_lines_in_two_files_of_a_few_megabytes(
     assert kept == list(range(1001 - len(kept), 1001))
     assert len(kept) > 20
     assert not list(tmp_path.glob("**/*.part"))
+
+
+def test_arguments_that_look_like_secrets_are_kept_nowhere(tmp_path: Path) -> None:
+    """The report of a run that was killed is made of this file, which stays in its folder."""
+    words = ("--lr", "0.1", "--api-key", "KEY-0123456789")
+    script = ScriptRecord(given="train.py", args=words, cwd="/", n_ranks=1)
+    watched = msgspec.structs.replace(observed(), script=script)
+    loop = Loop(rank=0, hello=None, observed=watched, windows=(), notes=())
+    RunFiles(tmp_path, None).loops(Recorded(label="train.py", began_s=0.0, loops=(loop,)))
+    read, _ = read_recorded(tmp_path)
+    assert read is not None
+    assert read.loops[0].observed.script == msgspec.structs.replace(
+        script, args=("--lr", "0.1", "--api-key", "***")
+    )
 
 
 def test_a_folder_that_is_gone_is_said_once_and_costs_nothing_else(

@@ -23,7 +23,6 @@ from loaderdoctor.report.words import is_outside, parts_of, run, tables, whole_o
 from loaderdoctor.report.words.changes import (
     IDEAS,
     IN_THE_STEP,
-    Change,
     changes_of,
     leader_not_advised,
     meaning,
@@ -31,7 +30,6 @@ from loaderdoctor.report.words.changes import (
     vocabulary,
 )
 from loaderdoctor.report.words.first_screen import (
-    WhatIf,
     changes_and_ideas,
     evidence_words,
     other_loader_sentences,
@@ -71,6 +69,8 @@ def html(report: Report, extras: HtmlExtras | None = None) -> str:
     more = extras or HtmlExtras()
     bound, severity = headline(report)
     changes, (_, ideas) = changes_of(report.recommendations), changes_and_ideas(report)
+    rows = [row for row in what_if(report) if row.applies]
+    ends = [max(r.value_ms, r.ci_ms[1] if r.ci_ms else 0.0) for r in rows if r.value_ms is not None]
     return (
         _environment()
         .get_template(_TEMPLATE)
@@ -87,13 +87,15 @@ def html(report: Report, extras: HtmlExtras | None = None) -> str:
             trust=trust_sentence(report),
             step_notes=step_notes(report),
             other_loaders=other_loader_sentences(report),
-            what_if=_what_if(report),
+            what_if=rows,
+            longest_ms=max(ends, default=0.0) or 1.0,
             what_if_title=what_if_title(report),
             what_if_notes=what_if_notes(report),
             outside=is_outside(report),
             ideas_title=IDEAS,
             in_the_step=IN_THE_STEP,
-            changes=tuple(_change(x, report.step.wall_ms, is_idea=x in ideas) for x in changes),
+            changes=changes,
+            ideas=ideas,
             vocabulary=vocabulary(changes),
             nothing_is_advised=nothing_is_advised(report),
             leader=leader_not_advised(report),
@@ -124,6 +126,7 @@ def _environment() -> Environment:
         share_words=share_words,
         lines=str.splitlines,
         heading=heading,
+        percent_of=_percent_of,
         prose=_prose,
     )
     return made
@@ -153,79 +156,9 @@ def _date(at: float | None) -> str | None:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(at)) if at is not None else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WhatIfBar:
-    """One bar: the step as it is, or without something. `width` is 0…1 of the longest."""
-
-    words: str
-    text: str
-    width: float | None
-    low: float | None  # the interval, on the same scale
-    high: float | None
-    gain: str
-
-
-def _what_if(report: Report) -> tuple[WhatIfBar, ...]:
-    rows = [row for row in what_if(report) if row.applies]
-    ends = [max(r.value_ms, r.ci_ms[1] if r.ci_ms else 0.0) for r in rows if r.value_ms is not None]
-    return tuple(_what_if_bar(row, max(ends) or 1.0) for row in rows)
-
-
-def _what_if_bar(row: WhatIf, whole: float) -> WhatIfBar:
-    if row.value_ms is None:
-        return WhatIfBar(words=row.words, text=row.figure, width=None, low=None, high=None, gain="")
-    ci = row.ci_ms
-    return WhatIfBar(
-        words=row.words,
-        text=row.figure,
-        width=_within(row.value_ms / whole),
-        low=_within(ci[0] / whole) if ci else None,
-        high=_within(ci[1] / whole) if ci else None,
-        gain=f"{fmt.ratio(row.gain)} as fast" if row.gain is not None else "",
-    )
-
-
-def _within(part: float) -> float:
-    return min(1.0, max(0.0, part))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShownChange:
-    """Settings that were measured together: what, the code, the gain, what to beware of."""
-
-    title: str
-    diffs: tuple[tuple[tuple[str, str], ...], ...]  # lines as (add | del | "", text)
-    gain: str | None  # measured
-    per: str  # what `gain` is of: a step, or as many samples
-    notes: tuple[str, ...]  # on what was measured: how much faster, and what was predicted
-    predicted: str | None  # where it was not measured
-    ideas: tuple[str, ...]  # in words, where no line is known to fit the script
-    is_idea: bool
-    summaries: tuple[str, ...]
-    cautions: tuple[str, ...]
-
-
-def _change(change: Change, now_ms: float | None, *, is_idea: bool) -> ShownChange:
-    first, group, measured = change.first, change.rows, change.measured_ms
-    return ShownChange(
-        title=change.title(),
-        diffs=tuple(map(_diff, change.texts)),
-        gain=fmt.step_ms(measured, first.measured_ci_ms) if measured is not None else None,
-        per=change.per,
-        notes=change.behind(now_ms),
-        predicted=change.prediction() if measured is None else None,
-        ideas=change.ideas,
-        is_idea=is_idea,
-        summaries=tuple(dict.fromkeys(c.summary for c in group if c.summary)),
-        cautions=tuple(dict.fromkeys(c.caution for c in group if c.caution)),
-    )
-
-
-_DIFF = {"+": "add", "-": "del"}
-
-
-def _diff(code: str) -> tuple[tuple[str, str], ...]:
-    return tuple((_DIFF.get(line[:1], ""), line) for line in code.splitlines())
+def _percent_of(value: float, whole: float) -> float:
+    """Of the width of a track, whose end is `whole`."""
+    return 100 * min(1.0, max(0.0, value / whole))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,17 +38,15 @@ from loaderdoctor.report.console.sections import (
     workers,
 )
 from loaderdoctor.report.console.tables import (
-    PresetTable,
-    TrialsTable,
     claims_table,
     machines_table,
+    preset_tables,
     ranks_table,
+    trials_table,
     whole_run,
 )
 from loaderdoctor.report.model import Finding, Report
-from loaderdoctor.report.words import (
-    is_outside,
-)
+from loaderdoctor.report.words import is_outside
 from loaderdoctor.report.words.changes import (
     IDEAS,
     IN_THE_STEP,
@@ -113,9 +111,9 @@ def _sections(report: Report, folder: Path | None) -> Iterator[RenderableType | 
     if report.ranges:
         yield section("Your record_function ranges", ranges_table(report))
     if any(trial.row is not None for trial in report.trials):
-        yield section("Trials, as published", PresetTable(report), cap=None)
+        yield section("Trials, as published", preset_tables(report), cap=None)
     elif report.trials:
-        yield section("Trials, fastest first", TrialsTable(report), cap=None)
+        yield section("Trials, fastest first", trials_table(report), cap=None)
     if report.cluster is not None:
         yield section("Machines", machines_table(report.cluster))
     if report.ranks:
@@ -215,14 +213,14 @@ def _brief_sections(
     published = any(trial.row is not None for trial in report.trials)
     yield verdict(report)
     if published:  # its rows and claims are what was asked
-        yield section("Trials, as published", PresetTable(report), cap=None)
+        yield section("Trials, as published", preset_tables(report), cap=None)
     else:
         yield step(report, brief=True, roomy=detail.roomy)
         yield whole_run(report.run, brief=True)
         if detail.what_if and not is_outside(report):
             yield ablation(report, brief=True)
     if report.trials and _is_sweep(report) and not published:
-        yield section("Trials, fastest first", TrialsTable(report, most=_TRIALS), cap=None)
+        yield section("Trials, fastest first", trials_table(report, most=_TRIALS), cap=None)
     if report.claims:
         yield section("Published claims", claims_table(report.claims), cap=None)
     if report.ranks:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderableType, RenderResult
+from rich.console import Group, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -44,56 +44,55 @@ from loaderdoctor.setting_words import label
 _BRIEF_ALERTS = 4
 
 
-@dataclass(frozen=True, slots=True)
-class TrialsTable:
+def trials_table(report: Report, *, most: int | None = None) -> RenderableType:
     """Every trial: those that ran, fastest first, then failed and skipped ones with the reason.
 
     With `most`, the fastest alone and the loop as it is.
     """
+    return Group(*_trials(report, most))
 
-    report: Report
-    most: int | None = None
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        names = trial_names(self.report)
-        if (shared := shared_sentence(names)) is not None:
-            yield Text(plain(shared), style="bright_black")
-        parts = ran_by_kind(self.report)
-        for kind, base, ran in parts:
-            if len(parts) > 1:
-                own = f", own settings {fmt.ms(base)}" if base is not None else ""
-                yield Text(f"Hardware {kind}{own}", style="bold")
-            shown = [x for n, x in enumerate(ran) if self.most is None or n < self.most or not x[0]]
-            if shown:
-                yield self._table(shown, base, names.names)
-                if len(ran) > len(shown):
-                    yield Text(f"and {len(ran) - len(shown)} slower", style="bright_black")
-                key = table_key(trial for _, trial in shown)
-                if key is not None:
-                    yield Text(key, style="bright_black")
-        for i, trial in enumerate(self.report.trials):
-            if trial.status != "ok":
-                reason = plain(trial.reason or "no reason recorded")
-                yield Text(f"{i} {plain(names.names[i])}: {trial.status}, {reason}")
+def _trials(report: Report, most: int | None) -> Iterator[RenderableType]:
+    names = trial_names(report)
+    if (shared := shared_sentence(names)) is not None:
+        yield Text(plain(shared), style="bright_black")
+    parts = ran_by_kind(report)
+    for kind, base, ran in parts:
+        if len(parts) > 1:
+            own = f", own settings {fmt.ms(base)}" if base is not None else ""
+            yield Text(f"Hardware {plain(str(kind))}{own}", style="bold")
+        shown = [x for n, x in enumerate(ran) if most is None or n < most or not x[0]]
+        if shown:
+            yield _trial_rows(report, shown, base, names.names)
+            if len(ran) > len(shown):
+                yield Text(f"and {len(ran) - len(shown)} slower", style="bright_black")
+            key = table_key(trial for _, trial in shown)
+            if key is not None:
+                yield Text(key, style="bright_black")
+    for i, trial in enumerate(report.trials):
+        if trial.status != "ok":
+            reason = plain(trial.reason or "no reason recorded")
+            yield Text(f"{i} {plain(names.names[i])}: {trial.status}, {reason}")
 
-    def _table(
-        self, ran: Sequence[tuple[int, Trial]], base: float | None, names: Sequence[str]
-    ) -> FittedTable:
-        """`base` is the step time of the loop's own settings: what every trial is compared with."""
-        marks = [(names[i], *trial_mark(self.report, i)) for i, _ in ran]
-        return FittedTable(
-            title="settings",
-            numbers=tuple(i for i, _ in ran),
-            names=tuple(Text(_label(name, mark), style=style) for name, mark, style in marks),
-            columns=tuple(
-                Column(
-                    heading=column.heading,
-                    cells=tuple(column.read(trial, base) for _, trial in ran),
-                    rank=column.rank,
-                )
-                for column in trial_columns([trial for _, trial in ran])
-            ),
-        )
+
+def _trial_rows(
+    report: Report, ran: Sequence[tuple[int, Trial]], base: float | None, names: Sequence[str]
+) -> FittedTable:
+    """`base` is the step time of the loop's own settings: what every trial is compared with."""
+    marks = [(names[i], *trial_mark(report, i)) for i, _ in ran]
+    return FittedTable(
+        title="settings",
+        numbers=tuple(i for i, _ in ran),
+        names=tuple(Text(_label(name, mark), style=style) for name, mark, style in marks),
+        columns=tuple(
+            Column(
+                heading=column.heading,
+                cells=tuple(column.read(trial, base) for _, trial in ran),
+                rank=column.rank,
+            )
+            for column in trial_columns([trial for _, trial in ran])
+        ),
+    )
 
 
 def ranks_table(ranks: Sequence[Rank]) -> RenderableType:
@@ -231,62 +230,55 @@ Cell = Callable[[Trial], str]
 _NAMES_WITH_SETTINGS = 36
 
 
-@dataclass(frozen=True, slots=True)
-class PresetTable:
+def preset_tables(report: Report) -> RenderableType:
     """Group by group; rows that did not run are in their place, with the reason below."""
+    rows = [trial for trial in report.trials if trial.row is not None]
+    return Group(*_preset_groups(rows), *_preset_notes(rows))
 
-    report: Report
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        numbered = [(i, t) for i, t in enumerate(self.report.trials) if t.row is not None]
-        for group in dict.fromkeys(trial.group for _, trial in numbered):
-            rows = [(i, trial) for i, trial in numbered if trial.group == group]
-            if group:
-                yield Text(plain(group), style="bold")
-            yield _preset_table([trial for _, trial in rows])
-        yield from self._notes(numbered)
+def _preset_groups(trials: Sequence[Trial]) -> Iterator[RenderableType]:
+    for group in dict.fromkeys(trial.group for trial in trials):
+        if group:
+            yield Text(plain(group), style="bold")
+        yield _preset_table([trial for trial in trials if trial.group == group])
 
-    def _notes(self, numbered: Sequence[tuple[int, Trial]]) -> RenderResult:
-        """What the marks in the tables mean: each reason once, with the rows it is about."""
-        if any(trial.same_as is not None for _, trial in numbered):
-            yield Text("=: as another row on this machine, run once.", style="bright_black")
-        about: dict[str, list[str]] = {}
-        for _, trial in numbered:
-            texts = []
-            if trial.status != "ok":
-                texts.append(f"{trial.status}, {trial.reason or 'no reason recorded'}")
-            if trial.note:
-                texts += trial.note.split("; ")
-            for text in texts:
-                about.setdefault(text, []).append(trial.label)
-        for text, labels in about.items():
-            names = "; ".join(dict.fromkeys(labels))
-            yield Text(f"{plain(names)}: {plain(text)}", style="bright_black")
+
+def _preset_notes(trials: Sequence[Trial]) -> Iterator[Text]:
+    """What the marks in the tables mean: each reason once, with the rows it is about."""
+    if any(trial.same_as is not None for trial in trials):
+        yield Text("=: as another row on this machine, run once.", style="bright_black")
+    about: dict[str, list[str]] = {}
+    for trial in trials:
+        texts = []
+        if trial.status != "ok":
+            texts.append(f"{trial.status}, {trial.reason or 'no reason recorded'}")
+        if trial.note:
+            texts += trial.note.split("; ")
+        for text in texts:
+            about.setdefault(text, []).append(trial.label)
+    for text, labels in about.items():
+        names = "; ".join(dict.fromkeys(labels))
+        yield Text(f"{plain(names)}: {plain(text)}", style="bright_black")
 
 
 def _preset_table(rows: Sequence[Trial]) -> FittedTable:
     """With a column for each setting; where those need too much width, in the rows' names."""
     styles = tuple("" if trial.status == "ok" else "bright_black" for trial in rows)
-    figures = _columns(_figures(rows), rows)
-    settings = _settings(rows)
-    named = [(heading_of(name), _setting(name), 0) for name in settings]
-    if not settings:
-        return FittedTable(title="row", names=_names(rows, ()), columns=figures, styles=styles)
+    figures, settings = _columns(_figures(rows), rows), _settings(rows)
+    named = _columns([(heading_of(name), _setting(name), 0) for name in settings], rows)
+    table = FittedTable(
+        title="row",
+        names=_names(rows, settings),
+        name_width=_NAMES_WITH_SETTINGS,
+        columns=figures,
+        styles=styles,
+    )
     return FittedTable(
         title="row",
         names=_names(rows, ()),
-        columns=(
-            *(replace(column, is_setting=True) for column in _columns(named, rows)),
-            *figures,
-        ),
+        columns=(*(replace(column, is_setting=True) for column in named), *figures),
         styles=styles,
-        narrow=FittedTable(
-            title="row",
-            names=_names(rows, settings),
-            name_width=_NAMES_WITH_SETTINGS,
-            columns=figures,
-            styles=styles,
-        ),
+        narrow=table if settings else None,
     )
 
 
@@ -327,27 +319,20 @@ def _figures(rows: Sequence[Trial]) -> list[tuple[str, Cell, int]]:
 
     With a rank each: 0 for what the published table has, else the highest is left out first.
     """
-    found: list[tuple[str, Cell, int]] = []
     on_gpu = any(trial.gpu_peak_allocated_bytes is not None for trial in rows)
-    figures: tuple[tuple[str, Callable[[Trial], Any], Callable[[Any], str], int], ...] = (
-        ("GPU memory", lambda t: t.gpu_peak_allocated_bytes, fmt.n_bytes, 0),
-        ("host memory", lambda t: t.host_bytes, fmt.n_bytes, 4 if on_gpu else 1),
-        ("ms a step", lambda t: t.step_ms, lambda _: "", 0),
-        ("samples/s", lambda t: t.samples_per_s, fmt.number, 0),
-        ("× baseline", lambda t: t.time_ratio, lambda v: fmt.ratio(1.0 / v) if v else "–", 0),
-        ("epoch", lambda t: t.epoch_s, fmt.seconds, 2),
-        ("start-up", lambda t: t.startup_s, fmt.seconds, 5),
-        ("GPU busy %", lambda t: t.gpu_busy_share, fmt.bare_share, 3),
-        ("tensor cores %", lambda t: t.tensor_core_share, fmt.bare_share, 6),
-        ("reserved", lambda t: t.gpu_peak_reserved_bytes, fmt.n_bytes, 7),
-        ("step's tensors", lambda t: t.tensor_peak_bytes, fmt.n_bytes, 8),
-    )
-    for heading, get, show, rank in figures:
-        if heading == "ms a step":
-            found.append((heading, _step, 0))
-        else:
-            found.append((heading, _figure(get, show), rank))
-    return found
+    return [
+        ("GPU memory", _figure("gpu_peak_allocated_bytes", fmt.n_bytes), 0),
+        ("host memory", _figure("host_bytes", fmt.n_bytes), 4 if on_gpu else 1),
+        ("ms a step", _step, 0),
+        ("samples/s", _figure("samples_per_s", fmt.number), 0),
+        ("× baseline", _figure("time_ratio", lambda v: fmt.ratio(1.0 / v) if v else "–"), 0),
+        ("epoch", _figure("epoch_s", fmt.seconds), 2),
+        ("start-up", _figure("startup_s", fmt.seconds), 5),
+        ("GPU busy %", _figure("gpu_busy_share", fmt.bare_share), 3),
+        ("tensor cores %", _figure("tensor_core_share", fmt.bare_share), 6),
+        ("reserved", _figure("gpu_peak_reserved_bytes", fmt.n_bytes), 7),
+        ("step's tensors", _figure("tensor_peak_bytes", fmt.n_bytes), 8),
+    ]
 
 
 def _is_ladder(rows: Sequence[Trial]) -> bool:
@@ -367,9 +352,9 @@ def _setting(name: str) -> Cell:
     return cell
 
 
-def _figure(get: Callable[[Trial], Any], show: Callable[[Any], str]) -> Cell:
+def _figure(name: str, show: Callable[[Any], str]) -> Cell:
     def cell(trial: Trial) -> str:
-        value = get(trial)
+        value = getattr(trial, name)
         return "–" if value is None else show(value)
 
     return cell

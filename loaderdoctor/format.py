@@ -261,15 +261,11 @@ def _margin(ci: Interval | None) -> float | None:
     return (ci[1] - ci[0]) / 2
 
 
-def _exponent(value: float) -> int:
-    return math.floor(math.log10(abs(value)))
-
-
 def _noise_decimals(margin: float) -> int:
     """Decimals that show one digit of the noise, two where it begins with 1; 0 to 3."""
     if margin <= 0:
         return 3
-    exponent = _exponent(float(f"{margin:.1e}"))
+    exponent = int(f"{margin:.1e}".partition("e")[2])  # of the rounded value
     leading = margin / 10.0**exponent
     return min(max((1 if leading < 1.95 else 0) - exponent, 0), 3)
 

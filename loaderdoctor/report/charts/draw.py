@@ -326,9 +326,7 @@ def _labelled(report: Report, members: Sequence[int]) -> Labelled:
 
 
 def _name(what: str, group: str) -> str:
-    words = "".join(c if c.isalnum() else "-" for c in group).strip("-")
-    while "--" in words:
-        words = words.replace("--", "-")
+    words = re.sub(r"[\W_]+", "-", group).strip("-")
     return f"{what}-{words}" if words else what
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from loaderdoctor import format as fmt
 from loaderdoctor.report.model import Cluster, Group, Rank, Report, Shares, Trial
@@ -112,8 +112,7 @@ def trial_mark(report: Report, index: int) -> tuple[str, str]:
 ReadCell = Callable[[Trial, float | None], str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialColumn:
+class TrialColumn(NamedTuple):
     """`read` makes a cell. `rank` 0: no table goes without it; else the highest goes first."""
 
     heading: str
@@ -124,25 +123,19 @@ class TrialColumn:
 def trial_columns(trials: Sequence[Trial]) -> list[TrialColumn]:
     """What is known of trials; a column that no trial has a figure for is left out."""
     columns = [
-        TrialColumn(heading="ms a step", read=lambda t, _: step_cell(t)),
-        TrialColumn(heading="speed", read=_speed),
-        TrialColumn(
-            heading="samples/s", read=lambda t, _: _number(t.samples_per_s if is_clear(t) else None)
-        ),
-        TrialColumn(heading="epoch", read=lambda t, _: _seconds(t.epoch_s), rank=1),
-        TrialColumn(heading="start-up", read=lambda t, _: _seconds(t.startup_s), rank=8),
+        TrialColumn("ms a step", lambda t, _: step_cell(t)),
+        TrialColumn("speed", _speed),
+        TrialColumn("samples/s", lambda t, _: _number(t.samples_per_s if is_clear(t) else None)),
+        TrialColumn("epoch", lambda t, _: _seconds(t.epoch_s), rank=1),
+        TrialColumn("start-up", lambda t, _: _seconds(t.startup_s), rank=8),
         *(
-            TrialColumn(heading=f"{name} %", read=_share_reader(name), rank=rank)
+            TrialColumn(f"{name} %", _share_reader(name), rank)
             for name, rank in (("input", 4), ("copy", 6), ("host", 7), ("compute", 5))
         ),
-        TrialColumn(
-            heading="GPU memory", read=lambda t, _: _bytes(t.gpu_peak_allocated_bytes), rank=2
-        ),
-        TrialColumn(
-            heading="reserved", read=lambda t, _: _bytes(t.gpu_peak_reserved_bytes), rank=9
-        ),
-        TrialColumn(heading="host memory", read=lambda t, _: _bytes(t.host_bytes), rank=3),
-        TrialColumn(heading="workers' own", read=_of_workers, rank=10),
+        TrialColumn("GPU memory", lambda t, _: _bytes(t.gpu_peak_allocated_bytes), rank=2),
+        TrialColumn("reserved", lambda t, _: _bytes(t.gpu_peak_reserved_bytes), rank=9),
+        TrialColumn("host memory", lambda t, _: _bytes(t.host_bytes), rank=3),
+        TrialColumn("workers' own", _of_workers, rank=10),
     ]
     return [c for c in columns if any(c.read(t, 1.0) not in ("", "–") for t in trials)]
 

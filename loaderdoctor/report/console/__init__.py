@@ -255,7 +255,8 @@ def _findings(report: Report, detail: _Detail) -> RenderableType | None:
     body: list[RenderableType] = []
     for i, cause in enumerate(found):
         body.append(finding_head(cause.first))
-        told = _is_the_verdict(cause.first, report) or (
+        # Where most lies outside, the verdict was written from that finding, figures and all.
+        told = (is_outside(report) and cause.first.kind == Kind.TIME_OUTSIDE_STEPS.value) or (
             not detail.told_causes and names_cause(report.verdict.summary, cause.first)
         )
         summary = shortened(cause.first.summary)
@@ -282,6 +283,8 @@ def _changes(report: Report, detail: _Detail) -> Iterator[RenderableType]:
     changes, ideas = changes_and_ideas(report)
     n_ideas = 0 if detail.others else len(ideas)
     leads = leader_not_advised(report)
+    # What to do about the verdict's own cause; that of another finding stands with it.
+    advice = next((f.advice for f in report.findings[:1] if _is_answer(f, report)), None)
     if changes:
         in_full = 0 if is_outside(report) else 1
         for change in changes[:in_full]:
@@ -298,7 +301,7 @@ def _changes(report: Report, detail: _Detail) -> Iterator[RenderableType]:
         yield Text(plain(leads))
     elif ideas:
         pass
-    elif (advice := _first_advice(report)) is not None:
+    elif advice is not None:
         if not _is_said(advice, report):
             yield Text(plain(advice))
     elif (nothing := nothing_is_advised(report)) is not None and not _is_said(nothing, report):
@@ -306,16 +309,6 @@ def _changes(report: Report, detail: _Detail) -> Iterator[RenderableType]:
     if report.not_advised:
         names = ", ".join(dict.fromkeys(heading(w.setting) for w in report.not_advised))
         yield Text(f"not advised here: {plain(names)}", style="bright_black")
-
-
-def _first_advice(report: Report) -> str | None:
-    """What to do about the verdict's own cause; that of another finding stands below it."""
-    return next((f.advice for f in report.findings[:1] if _is_answer(f, report)), None)
-
-
-def _is_the_verdict(finding: Finding, report: Report) -> bool:
-    """Whether the verdict was written from it, figures, place and all."""
-    return is_outside(report) and finding.kind == Kind.TIME_OUTSIDE_STEPS.value
 
 
 def _is_answer(finding: Finding, report: Report) -> bool:

@@ -245,7 +245,7 @@ def _of_run(options: ProveOptions) -> _Task:
     script = script_of(report)
     if script.n_ranks > 1:
         raise UsageError("The run had several ranks; scripts of one process can be proven.")
-    wrong = [word for word in options.words if not word.isdigit()]
+    wrong = [word for word in options.words if not word.isdecimal()]
     if wrong:
         raise UsageError(
             f"{wrong[0]!r} is no number of a change. With a script, name the changed one: "

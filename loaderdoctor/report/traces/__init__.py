@@ -15,6 +15,7 @@ from loaderdoctor.report import RunFolder, atomic_writer
 from loaderdoctor.report.traces.raw_trace import (
     gzip_writer,
     read_raw,
+    row_id,
     without_crossing,
     write_raw,
     written_of,
@@ -40,7 +41,7 @@ class Overlay:
         waits: tuple[Wait, ...] = ()
         copies: tuple[Arrow, ...] = ()
         if tracks.training_pid is not None and tracks.training_tid is not None:
-            pid, tid = _number(tracks.training_pid), _number(tracks.training_tid)
+            pid, tid = row_id(tracks.training_pid), row_id(tracks.training_tid)
             if pid is not None and tid is not None:
                 waits = tuple((at, length, pid, tid) for at, length in tracks.outside_next)
                 copies = tuple(_copy_arrows(pid, tid, tracks.batch_copies))
@@ -97,16 +98,12 @@ def _half(on_share: OnShare | None, begin: float) -> OnShare | None:
 
 def _copy_arrows(pid: int, tid: int, copies: Sequence[BatchCopy]) -> Iterator[Arrow]:
     for one in copies:
-        to_pid, to_tid = _number(one.copy_pid), _number(one.copy_tid)
+        to_pid, to_tid = row_id(one.copy_pid), row_id(one.copy_tid)
         if to_pid is not None and to_tid is not None:
             yield Arrow(
                 from_pid=pid, from_tid=tid, from_us=one.next_us,
                 to_pid=to_pid, to_tid=to_tid, to_us=one.copy_us,
             )  # fmt: skip
-
-
-def _number(text: str) -> int | None:
-    return int(text) if text.lstrip("-").isdigit() else None
 
 
 # The full trace for the Perfetto UI: the profiler's own events, and tracks of ours.

@@ -162,6 +162,14 @@ FIRST_TID = 1 << 29
 _FLOW = frozenset("stf")
 
 
+_ID = re.compile("-?[0-9]{1,18}")
+
+
+def row_id(text: str) -> int | None:
+    """A process or thread id as a number; None for what is none (`Spans`, `²`, 5,000 digits)."""
+    return int(text) if _ID.fullmatch(text) else None
+
+
 class _Event(msgspec.Struct):
     """Only what says where an event lies."""
 

@@ -23,6 +23,7 @@ from loaderdoctor.instrument.wire.worker_log import (
     WorkerLog,
     rows_of,
 )
+from loaderdoctor.report.traces.raw_trace import row_id
 from loaderdoctor.trace.columns import Category, ClockMap, Trace
 from loaderdoctor.units import NS_PER_MS
 
@@ -267,4 +268,5 @@ def _next_spans(trace: Trace) -> Any:
 
 
 def _number(text: str) -> int | str:
-    return int(text) if text.lstrip("-").isdigit() else text
+    number = row_id(text)
+    return text if number is None else number

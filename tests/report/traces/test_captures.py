@@ -10,6 +10,7 @@ import pytest
 from loaderdoctor.attribution import attribute
 from loaderdoctor.attribution.pictures import tracks
 from loaderdoctor.report.traces import TRACK_PID, Overlay, StepShares, write_perfetto_trace
+from loaderdoctor.report.traces.raw_trace import row_id
 from loaderdoctor.trace import read_trace
 from tests.report.conftest import CASES, load, trace_path
 from tests.report.traces.test_tensorboard import TRACKS
@@ -110,3 +111,10 @@ def around(end: dict[str, Any], spans: list[dict[str, Any]]) -> list[dict[str, A
 def test_where_nothing_is_copied_there_is_no_arrow() -> None:
     overlay = Overlay.of(tracks(attribute(read_trace(trace_path("gpu_resident")))))
     assert overlay.copies == ()
+
+
+@pytest.mark.parametrize("text", ["Spans", "", "-", "--5", "²", "1_0", " 7", "9" * 5000])
+def test_a_row_whose_id_is_no_number_has_none(text: str) -> None:
+    """Ids of a trace are anyone's: `²` is a digit to Python, and no number."""
+    assert row_id(text) is None
+    assert (row_id("7"), row_id("-1")) == (7, -1)

@@ -89,10 +89,14 @@ def compare(a: Report, b: Report) -> Comparison:
     )
 
 
+MAX_BATCH = 2**31  # samples: a report.json may be anyone's
+
+
 def _times_as_many_samples(a: Report, b: Report) -> float:
     """As many samples as a step of A has, in steps of B; 1 where that is not known of both."""
     sizes = [r.loaders[0].batch_size if r.loaders else None for r in (a, b)]
-    return sizes[0] / sizes[1] if sizes[0] and sizes[1] else 1.0
+    ours = [size for size in sizes if size is not None and 0 < size < MAX_BATCH]
+    return ours[0] / ours[1] if len(ours) == 2 else 1.0
 
 
 def _to_have_one(report: Report) -> str:

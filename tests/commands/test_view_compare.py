@@ -119,6 +119,12 @@ def test_runs_of_other_batch_sizes_are_compared_for_as_many_samples() -> None:
     assert compare(before, run(20.0, 1.0, batch_size=32)).change == "no difference"
 
 
+@pytest.mark.parametrize("size", [0, -3, 10**400])
+def test_sizes_that_no_batch_has_scale_nothing(size: int) -> None:
+    pair = run(40.0, 1.0), run(20.0, 1.0, batch_size=size)
+    assert [compare(*one).change for one in (pair, pair[::-1])] == ["faster", "slower"]
+
+
 def test_a_comparison_is_readable_on_a_terminal_without_unicode() -> None:
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     console = Console(file=out, width=80, markup=False)

@@ -137,17 +137,18 @@ def _hparams(trial: Trial) -> dict[str, bool | float | str]:
     """The settings a trial changed; one left as the user has it has no value in the table."""
     out: dict[str, bool | float | str] = {}
     for name, value in trial.settings.items():
-        if isinstance(value, bool | str):
+        if isinstance(value, bool):
             out[name] = value
         elif isinstance(value, int | float):
             out[name] = float(value)
         elif value is not None:
-            out[name] = str(value)
+            out[name] = plain(str(value))
     return out
 
 
 def _session_start(index: int, trial: Trial) -> Summary:
-    start = plugin_data_pb2.SessionStartInfo(group_name=f"{trial_run(index)} {trial.label}")
+    name = f"{trial_run(index)} {plain(trial.label)}"
+    start = plugin_data_pb2.SessionStartInfo(group_name=name)
     for name, value in _hparams(trial).items():
         if isinstance(value, bool):
             start.hparams[name].bool_value = value

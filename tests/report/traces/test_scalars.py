@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import metadata
@@ -55,3 +56,11 @@ def test_writing_again_replaces_the_earlier_files(tmp_path: Path) -> None:
         write_scalars(samples.sweep(), tmp_path, console_text="x", at=at)
     for folder in tmp_path.iterdir():
         assert len(list(folder.iterdir())) == 1
+
+
+def test_a_setting_that_is_a_path_of_no_utf8_costs_no_file(tmp_path: Path) -> None:
+    other = samples.trial("reading /caf\udce9", 3.0, settings={"storage": "/caf\udce9"})
+    report = samples.sweep()
+    report = msgspec.structs.replace(report, trials=(*report.trials, other))
+    write_scalars(report, tmp_path, console_text="x", at=1000.0)
+    assert (tmp_path / "trial-06").is_dir()

@@ -303,13 +303,13 @@ def what_if_notes(report: Report, *, brief: bool = False) -> tuple[str, ...]:
 
     Brief: only what keeps them from being taken for more than they are.
     """
-    ablation, wall_ms = report.ablation, report.step.wall_ms
-    notes = [capitalised(f"{row.words}: {row.note}") for row in what_if(report) if row.note]
+    ablation, wall_ms, rows = report.ablation, report.step.wall_ms, what_if(report)
+    notes = [capitalised(f"{row.words}: {row.note}") for row in rows if row.note]
     if ablation is None:
         return tuple(notes)
     if ablation.n_rounds == 1:
         notes.append(ONE_ROUND)
-    if any(not row.differs for row in what_if(report)):
+    if not all(row.differs for row in rows):
         notes.append("“no difference to see”: none that the noise of these rounds allows to see.")
     own = fmt.step_ms(ablation.plain_ms, ablation.ci_ms.get("plain_ms"))
     shown = fmt.step_ms(wall_ms, report.step.wall_ms_ci).partition(" ±")[0]
@@ -322,7 +322,7 @@ def what_if_notes(report: Report, *, brief: bool = False) -> tuple[str, ...]:
             f"“now” is of the {rounds} of this comparison alone; {fmt.ms(wall_ms)} above is of "
             f"all windows of the loop as it is{which}."
         )
-    unmeasured = any(row.value_ms is None for row in what_if(report))
+    unmeasured = any(row.value_ms is None for row in rows)
     if unmeasured and ablation.reason:
         notes.append(f"Free copies were not measured: {ablation.reason}.")
     if brief:
@@ -333,8 +333,7 @@ def what_if_notes(report: Report, *, brief: bool = False) -> tuple[str, ...]:
             f"{own}."
         )
     of_step = fmt.is_measured_well(wall_ms, report.step.wall_ms_ci)  # else it is said there
-    shown_rows = [row for row in what_if(report) if row.differs]
-    if of_step and any(not fmt.is_measured_well(r.value_ms, r.ci_ms) for r in shown_rows):
+    if of_step and any(not fmt.is_measured_well(r.value_ms, r.ci_ms) for r in rows if r.differs):
         notes.append(fmt.ROUGHLY)
     if ablation.reason and not unmeasured:
         notes.append(ablation.reason)

@@ -108,7 +108,7 @@ def contents(folder: Path) -> bytes:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "command", [["diagnose", "--budget", "12"], ["sweep", "--grid", "num_workers=0,1"]]
+    "command", [["diagnose", "--budget", "12"], ["sweep", "--grid", "num_workers=0,1"], ["run"]]
 )
 def test_a_run_leaves_no_secret_behind(tmp_path: Path, command: list[str]) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)

@@ -209,7 +209,7 @@ class FittedTable:
             left_out.insert(0, least.heading)
         yield table
         if left_out:
-            yield Text(f"For want of width without: {', '.join(left_out)}.", style="bright_black")
+            yield Text(f"Too narrow for: {', '.join(left_out)}.", style="bright_black")
 
     def _table(self, columns: Sequence[Column]) -> Table:
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black", pad_edge=False)

@@ -244,7 +244,7 @@ def _ranges(report: Report) -> Table | None:
 
 def _environment_rows(environment: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     return tuple(
-        (fmt.words(name.removesuffix(_BYTES)), _environment_value(name, value))
+        (fmt.words(name.removesuffix(_BYTES)).replace("_", " "), _environment_value(name, value))
         for name, value in environment.items()
         if value is not None
     )

@@ -112,6 +112,15 @@ def test_too_few_steps_and_a_verdict_of_the_first_window_stay_as_they_are() -> N
     assert with_whole_run(known, run(0.4), None).verdict == known.verdict
 
 
+@pytest.mark.parametrize(("waited_s", "differs"), [(0.4, True), (34.0, False)])
+def test_a_run_whose_first_window_was_another_is_told_so(waited_s: float, differs: bool) -> None:
+    """Or the verdict, of that window, contradicts where the hours went."""
+    report = with_whole_run(input_bound(), run(waited_s), None)
+    said = "which the step and the findings are of, the loader cost 86 % of the step."
+    for text in (console_text(report), console_text(report, brief=True), html(report)):
+        assert (said in " ".join(text.split())) is differs
+
+
 def test_what_was_tuned_is_told_row_by_row_with_the_line_to_write() -> None:
     whole = run(14.0, tuning=TUNING, late=0.05)
     report = with_whole_run(nothing_recorded(), whole, facts())

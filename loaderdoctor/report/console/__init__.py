@@ -96,7 +96,7 @@ def console_text(
 def _sections(report: Report, folder: Path | None) -> Iterator[RenderableType | None]:
     yield verdict(report)
     yield step(report)
-    yield whole_run(report.run)
+    yield whole_run(report)
     yield ablation(report)
     yield findings(report.findings)
     prescription, ideas = prescription_lines(report), idea_lines(report)
@@ -216,7 +216,7 @@ def _brief_sections(
         yield section("Trials, as published", preset_tables(report), cap=None)
     else:
         yield step(report, brief=True, roomy=detail.roomy)
-        yield whole_run(report.run, brief=True)
+        yield whole_run(report, brief=True)
         if detail.what_if and not is_outside(report):
             yield ablation(report, brief=True)
     if report.trials and _is_sweep(report) and not published:

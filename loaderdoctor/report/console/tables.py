@@ -167,18 +167,18 @@ def _label(name: str, mark: str) -> str:
     return plain(name) + (f" ({mark})" if mark else "")
 
 
-def whole_run(run: Run | None, *, brief: bool = False) -> RenderableType | None:
+def whole_run(report: Report, *, brief: bool = False) -> RenderableType | None:
     """Where its time went and what was told of it; None where no run was recorded."""
-    if run is None:
+    if report.run is None:
         return None
-    return section("The whole run", *_body(run, brief=brief))
+    return section("The whole run", *_body(report, report.run, brief=brief))
 
 
-def _body(run: Run, *, brief: bool) -> Iterator[RenderableType]:
+def _body(report: Report, run: Run, *, brief: bool) -> Iterator[RenderableType]:
     yield Text(words.lead(run))
-    went_to = words.went_to(run.time)
-    if went_to is not None:
-        yield Text(went_to)
+    for said in (words.went_to(run.time), words.unlike_window(report)):
+        if said is not None:
+            yield Text(said)
     line = words.sparkline(run)
     if line is not None:
         yield Text.assemble(("waiting over time  ", "bright_black"), line)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from loaderdoctor import format as fmt
 from loaderdoctor.facts.step import HIGH_SHARE, MODERATE_SHARE
 from loaderdoctor.instrument.wire.measured import TuningRecord
-from loaderdoctor.report.model import Verdict
+from loaderdoctor.report.model import Report, Verdict
 from loaderdoctor.report.run_model import Run, RunAlert, RunEpoch, RunTime
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings
 
@@ -64,6 +64,22 @@ def went_to(time: RunTime) -> str | None:
     if time.gc_s >= 0.005 * time.recorded_s:
         text += f"; garbage collection {fmt.seconds(time.gc_s)} within these"
     return f"{text}."
+
+
+# Shares of one thing that differ by more would be taken for a contradiction.
+UNLIKE_SHARE = 0.1
+
+
+def unlike_window(report: Report) -> str | None:
+    """Where the loader's part in the first window is another than in the run; else None."""
+    share = report.shares.input if report.shares is not None else None
+    whole = report.run.input_share if report.run is not None else None
+    if share is None or whole is None or abs(share - whole) < UNLIKE_SHARE:
+        return None
+    return (
+        "In the first window, which the step and the findings are of, the loader cost "
+        f"{fmt.share(share)} of the step."
+    )
 
 
 def judged(run: Run) -> Verdict | None:

@@ -163,9 +163,9 @@ def number(value: float, *, digits: int = _DIGITS) -> str:
     return _fixed(value, min(max(digits - 1 - exponent, 0), 3))
 
 
-def cpus(value: float | None) -> str:
+def cpus(value: object) -> str:
     """A CPU count, which a quota can make fractional: `16`, `1.5`."""
-    return NOT_RECORDED if value is None else f"{value:g}"
+    return f"{value:g}" if isinstance(value, int | float) else NOT_RECORDED
 
 
 def setting(value: Any) -> str:
@@ -180,7 +180,7 @@ def setting(value: Any) -> str:
 def evidence(name: str, value: Any) -> str:
     """One figure of a finding, its unit read off the end of its name: `batch 11.2 ms`."""
     for suffix, read in _UNITS:
-        if name.endswith(suffix) and not isinstance(value, str | bool):
+        if name.endswith(suffix) and _are_figures(value):
             return f"{words(name.removesuffix(suffix))} {_series(value, read)}".strip()
     said = words(name)
     if name.endswith("cpus") and isinstance(value, int | float):
@@ -219,6 +219,13 @@ def words(name: str) -> str:
     text = plain(kept + text.removeprefix(kept).replace("_", " ").rstrip())
     text = _ON_SCREEN.get(text, text)
     return _ACRONYM.sub(lambda match: match.group().upper().replace("S", "s"), text)
+
+
+def _are_figures(value: Any) -> bool:
+    """A number, or several, or that it was not recorded."""
+    if isinstance(value, list | tuple):
+        return all(map(_are_figures, value))
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
 def _bare(value: Any) -> str:

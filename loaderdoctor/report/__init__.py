@@ -32,6 +32,7 @@ import numpy as np
 
 from loaderdoctor.errors import RunError, UsageError
 from loaderdoctor.report.model import SCHEMA, Report
+from loaderdoctor.settings import Value
 
 RUNS = "loaderdoctor-runs"
 NAME_A_RUN = "Name a run folder of loaderdoctor or its report.json."
@@ -291,6 +292,7 @@ def decode_report(text: bytes, *, source: Path) -> Report:
                 if head.schema
                 else f"{source}: not a loaderdoctor report (it names no schema). {NAME_A_RUN}"
             )
+        msgspec.json.decode(text, type=_Closed)
         return msgspec.json.decode(text, type=Report)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         reason = ascii(str(error))[1:-1][:_REASON_LENGTH]
@@ -333,3 +335,14 @@ def plain_value(value: object) -> Any:
 
 class _Head(msgspec.Struct):
     schema: str = ""
+
+
+class _Settings(msgspec.Struct):
+    settings: dict[str, Value] = {}
+
+
+class _Closed(msgspec.Struct):
+    """What the types of `Report` leave open, and its readers rely on."""
+
+    loaders: tuple[_Settings, ...] = ()
+    trials: tuple[_Settings, ...] = ()

@@ -281,18 +281,13 @@ def _workers(facts: WorkerFacts | None) -> model.Workers | None:
         transforms=dict(facts.transforms),
         spread=spread_words(facts.lines),
         lines=tuple(
-            {
-                "file": hotspot.file,
-                "line": hotspot.line,
-                "function": hotspot.function,
-                "code": hotspot.code,
-                "share": hotspot.share,
-                "share_ci": hotspot.share_ci,
-                "n_looks": hotspot.n_stack_samples,
-                "of_looks": hotspot.of_stack_samples,
-                "phase": hotspot.phase,
-                "named": seen_enough((hotspot,)),
-            }
+            _like(
+                run_model.HotLine,
+                hotspot,
+                n_looks=hotspot.n_stack_samples,
+                of_looks=hotspot.of_stack_samples,
+                named=seen_enough((hotspot,)),
+            )
             for hotspot in facts.lines
         ),
     )

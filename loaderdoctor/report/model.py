@@ -11,7 +11,7 @@ import msgspec
 
 from loaderdoctor.advice import PredictedFrom
 from loaderdoctor.estimate import Interval
-from loaderdoctor.report.run_model import Cpu, Gpu, Run, Script, Wall
+from loaderdoctor.report.run_model import Cpu, Gpu, HotLine, Run, Script, Wall
 
 SCHEMA = "loaderdoctor.report/1"
 
@@ -283,7 +283,7 @@ class Workers(Struct, frozen=True, kw_only=True):
     idle_share: float | None
     pin_ms: float | None
     transforms: dict[str, float]
-    lines: tuple[dict[str, Any], ...]
+    lines: tuple[HotLine, ...]
     loader: str | None = None  # whose batches these were
     receive_ms: float | None = None  # in the loop's fetch, once a batch was ready
     spread: str | None = None  # what lines have in common of which none alone was seen enough

@@ -177,6 +177,21 @@ class Wall(msgspec.Struct, frozen=True, kw_only=True):
     elsewhere: tuple[Outside, ...] = ()  # training on other loaders: in none of the sums
 
 
+class HotLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of the user's code that makes batches, and how often stack samples found it."""
+
+    file: str
+    line: int
+    function: str
+    code: str | None
+    share: float | None  # of making a batch
+    share_ci: Interval | None = None
+    n_looks: int
+    of_looks: int  # in the same phase
+    phase: Literal["fetch", "collate", "sampler"] = "fetch"
+    named: bool = True  # it was seen often enough to be named
+
+
 class Cpu(msgspec.Struct, frozen=True, kw_only=True):
     """Who used the CPUs while plain windows were timed; CPU time / wall time, on average."""
 

@@ -225,3 +225,33 @@ def test_a_path_that_is_no_utf8_costs_no_report(tmp_path: Path) -> None:
     report = msgspec.structs.replace(samples.input_bound(), target="caf\udce9/train.py")
     read = decode_report(encode_report(report), source=tmp_path)
     assert read == msgspec.structs.replace(report, target="caf?/train.py")
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("environment", "usable_cpus"), "x"),
+        (("trials", 1, "settings", "worker_cpus"), ["all"]),
+        (("loaders", 0, "settings", "num_workers"), {}),
+        (("findings", 0, "evidence", "batch_ms"), {"a": 1}),
+        (("findings", 0, "evidence", "batch_ms"), [1.0, "x"]),
+        (("workers", "lines"), [{"share": "x"}]),
+        (("claims", 0), {}),
+    ],
+)
+def test_a_report_that_others_wrote_is_shown_or_refused_in_a_line(
+    path: tuple[str | int, ...], value: object, tmp_path: Path
+) -> None:
+    cpu = msgspec.to_builtins(samples.cpu_only())
+    found = {**msgspec.to_builtins(samples.sweep()), "workers": cpu["workers"]}
+    whole = msgspec.json.decode(msgspec.json.encode(found))
+    place = whole
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    try:
+        report = decode_report(msgspec.json.encode(whole), source=tmp_path)
+    except UsageError as error:
+        assert len(str(error).splitlines()) == 1
+    else:
+        assert console_text(report) and console_text(report, brief=True)

@@ -11,7 +11,6 @@ from rich.table import Table
 from rich.text import Text
 
 from loaderdoctor import format as fmt
-from loaderdoctor.findings.line_names import PHASES
 from loaderdoctor.format import plain
 from loaderdoctor.report.console.renderables import (
     GLYPHS,
@@ -28,8 +27,11 @@ from loaderdoctor.report.words import (
     Part,
     device_figures,
     device_heading,
+    line_words,
     memory_figures,
     memory_history_sentence,
+    named_lines,
+    no_line_sentence,
     parts_of,
     range_headings,
     range_rows,
@@ -329,20 +331,13 @@ def workers(made: Workers | None, others: Sequence[str]) -> RenderableType | Non
         each = sorted(made.transforms.items(), key=lambda item: -item[1])
         words = ", ".join(f"{plain(name)} {fmt.ms(cost)}" for name, cost in each)
         body.append(Text(f"Transforms, each sample: {words}"))
-    named = [line for line in made.lines if line["named"]]
-    for line in named[:_HOT_LINES]:
-        where = f"{line['file']}:{line['line']}"
-        seen = f"{line['n_looks']} of {line['of_looks']} stack samples of {PHASES[line['phase']]}"
-        text = Text(f"{fmt.share(line['share'])} ({seen}) at {plain(where)}")
-        if line["code"]:
-            text.append(f"  {plain(str(line['code']).strip())}", style="cyan")
+    for line in named_lines(made)[:_HOT_LINES]:
+        text = Text(f"{line_words(line)} at {plain(f'{line.file}:{line.line}')}")
+        if line.code:
+            text.append(f"  {plain(line.code.strip())}", style="cyan")
         body.append(text)
-    if made.lines and not named:
-        seen = fmt.count(sum(line["n_looks"] for line in made.lines), "stack sample")
-        if made.spread is not None:
-            body.append(Text(f"No line alone; most of it: {plain(made.spread)}."))
-        else:
-            body.append(Text(f"{seen} of its code: too few, or too spread, to name a line."))
+    if (no_line := no_line_sentence(made)) is not None:
+        body.append(Text(no_line))
     body += [Text(plain(other)) for other in others]
     return section("Making batches", *body)
 

@@ -22,6 +22,7 @@ from loaderdoctor.facts.step import (
 from loaderdoctor.facts.trace import BusyFacts, IdleGapFacts
 from loaderdoctor.findings import Finding as FoundFinding
 from loaderdoctor.findings import Kind, Severity
+from loaderdoctor.findings.line_names import PHASES
 from loaderdoctor.findings.loop_words import named, next_to_elsewhere, outside_words
 from loaderdoctor.report import model, run_model
 from loaderdoctor.report.model import Report
@@ -272,6 +273,27 @@ def device_heading(device: run_model.GpuDevice, n_devices: int) -> str:
     if n_devices < 2:
         return ""
     return f"GPU {device.index}" + (f" ({fmt.plain(device.name)})" if device.name else "")
+
+
+def named_lines(made: model.Workers) -> list[run_model.HotLine]:
+    """Lines of the code that makes batches, those that were seen often enough."""
+    return [line for line in made.lines if line.named]
+
+
+def line_words(line: run_model.HotLine) -> str:
+    """`71 % (71 of 100 stack samples of fetching)`."""
+    seen = f"{line.n_looks} of {line.of_looks} stack samples of {PHASES[line.phase]}"
+    return f"{fmt.share(line.share)} ({seen})"
+
+
+def no_line_sentence(made: model.Workers) -> str | None:
+    """For where some were seen, and none often enough."""
+    if not made.lines or named_lines(made):
+        return None
+    if made.spread is not None:
+        return f"No line alone; most of it: {fmt.plain(made.spread)}."
+    seen = fmt.count(sum(line.n_looks for line in made.lines), "stack sample")
+    return f"{seen} of its code: too few, or too spread, to name a line."
 
 
 def memory_history_sentence(history: model.MemoryHistory) -> str:

@@ -239,7 +239,7 @@ def test_a_path_that_is_no_utf8_costs_no_report(tmp_path: Path) -> None:
         (("claims", 0), {}),
     ],
 )
-def test_a_report_that_others_wrote_is_shown_or_refused_in_a_line(
+def test_a_report_that_others_wrote_is_shown_or_refused(
     path: tuple[str | int, ...], value: object, tmp_path: Path
 ) -> None:
     cpu = msgspec.to_builtins(samples.cpu_only())
@@ -251,7 +251,7 @@ def test_a_report_that_others_wrote_is_shown_or_refused_in_a_line(
     place[path[-1]] = value
     try:
         report = decode_report(msgspec.json.encode(whole), source=tmp_path)
-    except UsageError as error:
-        assert len(str(error).splitlines()) == 1
-    else:
-        assert console_text(report) and console_text(report, brief=True)
+    except UsageError:
+        return
+    assert console_text(report)
+    assert console_text(report, brief=True)

@@ -19,6 +19,7 @@ from loaderdoctor.findings.line_names import (
 )
 from loaderdoctor.findings.rules import RULES, find
 from loaderdoctor.report.console import console_text
+from loaderdoctor.report.run_model import HotLine
 from tests.findings.builders import line, loader, step, with_exposed, workers
 from tests.report import samples
 
@@ -79,19 +80,19 @@ def test_no_rule_names_a_line_or_rests_on_it_below_the_fewest_samples(code: str)
 
 
 def test_the_report_carries_counts_and_says_where_they_are_too_few() -> None:
-    def shown(*lines: LineHotspot) -> tuple[str, dict[str, object]]:
+    def shown(*lines: LineHotspot) -> tuple[str, HotLine]:
         report = samples.built(facts=starved(*lines), target="x", bound="input", severity="high")
         assert report.workers is not None
         return console_text(report), report.workers.lines[0]
 
     text, row = shown(line(n_stack_samples=19, of_stack_samples=24))
     assert "79 % (19 of 24 stack samples of fetching) at /home/u/data.py:30" in text
-    assert (row["n_looks"], row["of_looks"], row["named"]) == (19, 24, True)
-    assert row["share_ci"] == binomial_interval(19, 24)
+    assert (row.n_looks, row.of_looks, row.named) == (19, 24, True)
+    assert row.share_ci == binomial_interval(19, 24)
     text, row = shown(line(n_stack_samples=5, of_stack_samples=5))
     assert "5 stack samples of its code: too few, or too spread, to name a line." in text
     assert "data.py:30" not in text
-    assert row["named"] is False
+    assert row.named is False
 
 
 def test_a_phase_counts_for_its_time_not_for_its_samples() -> None:

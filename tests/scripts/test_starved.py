@@ -370,7 +370,7 @@ def test_a_slow_validation_loader_over_the_same_dataset_changes_no_figure_of_the
         assert workers is not None
         assert workers.loader == train
         assert set(workers.transforms) == {"Crop"}
-        assert not [x for x in workers.lines if str(x["function"]).startswith("Warp")]
+        assert not [x for x in workers.lines if x.function.startswith("Warp")]
         for other in done.said.other_workers:
             assert other.loader != train
             assert set(other.transforms) == {"Warp"}

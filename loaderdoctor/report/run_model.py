@@ -17,6 +17,8 @@ from loaderdoctor.instrument.wire.measured import TuningRecord
 from loaderdoctor.instrument.wire.records import ScriptRecord
 from loaderdoctor.secrets import masked
 
+Quantiles = tuple[float, float, float, float]  # 50, 90, 99, 99.9 %
+
 
 class RunAlert(msgspec.Struct, frozen=True, kw_only=True):
     """Something that was told while the run went on. `at_s`: since the run began."""
@@ -77,8 +79,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     before_s: float  # of it, before the recording: imports, first steps, the first window
     time: RunTime
     n_steps: int  # of the loop, since it began
-    step_ms_quantiles: tuple[float, ...] | None  # 50, 90, 99, 99.9 %, each within 9 %
-    wait_ms_quantiles: tuple[float, ...] | None
+    step_ms_quantiles: Quantiles | None  # each within 9 %
+    wait_ms_quantiles: Quantiles | None
     epochs: tuple[RunEpoch, ...] = ()
     timeline: tuple[RunStretch, ...] = ()
     alerts: tuple[RunAlert, ...] = ()

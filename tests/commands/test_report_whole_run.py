@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from loaderdoctor.commands.output import share_of
 from loaderdoctor.commands.report import with_whole_run
+from loaderdoctor.errors import UsageError
 from loaderdoctor.instrument.wire.measured import TriedRecord, TuningRecord
+from loaderdoctor.report import decode_report
 from loaderdoctor.report.console import console_text
 from loaderdoctor.report.html import html
 from loaderdoctor.report.run_model import Run, RunAlert, RunStretch, RunTime
@@ -119,6 +122,14 @@ def test_a_run_whose_first_window_was_another_is_told_so(waited_s: float, differ
     said = "which the step and the findings are of, the loader cost 86 % of the step."
     for text in (console_text(report), console_text(report, brief=True), html(report)):
         assert (said in " ".join(text.split())) is differs
+
+
+def test_a_run_of_which_a_quantile_is_missing_is_refused(tmp_path: Path) -> None:
+    report = with_whole_run(input_bound(), run(0.4), None)
+    whole = msgspec.to_builtins(report)
+    whole["run"]["step_ms_quantiles"] = [1.0, 2.0, 3.0]
+    with pytest.raises(UsageError, match="not a loaderdoctor report"):
+        decode_report(msgspec.json.encode(whole), source=tmp_path)
 
 
 def test_what_was_tuned_is_told_row_by_row_with_the_line_to_write() -> None:

@@ -28,7 +28,15 @@ from loaderdoctor.alerts import Alert, Counted
 from loaderdoctor.alerts.job import Account, History, Job
 from loaderdoctor.instrument.wire.measured import LogBins, Surroundings, TuningRecord
 from loaderdoctor.instrument.wire.protocol import Ended, Hello, Note, Observed, WindowDone
-from loaderdoctor.report.run_model import Run, RunAlert, RunEpoch, RunRank, RunStretch, RunTime
+from loaderdoctor.report.run_model import (
+    Quantiles,
+    Run,
+    RunAlert,
+    RunEpoch,
+    RunRank,
+    RunStretch,
+    RunTime,
+)
 from loaderdoctor.secrets import masked
 from loaderdoctor.units import NS_PER_MS
 
@@ -188,10 +196,10 @@ def _time(account: Account) -> RunTime:
     return RunTime(**asdict(account))
 
 
-def _quantiles_ms(bins: LogBins) -> tuple[float, ...] | None:
+def _quantiles_ms(bins: LogBins) -> Quantiles | None:
     found = [bins.quantile_ns(q) for q in QUANTILES]
     known = [ns / NS_PER_MS for ns in found if ns is not None]
-    return tuple(known) if len(known) == len(QUANTILES) else None
+    return (known[0], known[1], known[2], known[3]) if len(known) == len(QUANTILES) else None
 
 
 def openmetrics(run: Run, look: Surroundings | None, counted: Counted) -> str:

@@ -343,7 +343,7 @@ class LiveLoader:
         """Settings to go back to; None where it is the loop that must see the error."""
         if isinstance(error, PoolUnfitError) and str(error) == DRAWS:
             self._drew(settings)
-            if not self.exact:
+            if not self.exact and settings not in self.failures:
                 return settings  # other draws of the same distribution, which is said
         if settings == self.own:
             return None

@@ -24,7 +24,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from loaderdoctor.instrument.handover import live_loader
+from loaderdoctor.instrument.handover import DRAWS, PoolUnfitError, live_loader
 from loaderdoctor.instrument.handover.exactness import CHANGED
 from loaderdoctor.instrument.handover.live_loader import LiveLoader
 from loaderdoctor.settings import Settings
@@ -429,6 +429,22 @@ def test_kept_workers_never_serve_a_dataset_that_was_changed_in_place(n_more: in
 
 
 # ------------------------------------------------------------ failures
+
+
+def test_a_pool_that_can_not_be_opened_again_is_not_asked_for_without_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loader = DataLoader(Squares(), batch_size=4)
+    live = LiveLoader(loader, exact=False, has_accelerator=False)
+    two, drew = live.complete(S(num_workers=2)), PoolUnfitError(DRAWS)
+    assert live.failed(two, drew) == two  # other draws of the same distribution
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(live_loader, "Pool", full)
+    assert live.open_pool(two, seed=0) is None
+    assert live.failed(two, drew) == live.own
 
 
 def kill_a_worker_at(step: int) -> Callable[[int, DataLoader[Any], LiveLoader | None], None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from pathlib import Path
@@ -125,7 +126,7 @@ class Asking(Squares):
 
 
 def prepare(worker_id: int) -> None:
-    Path(f"{worker_id}").touch()
+    os.nice(0)
 
 
 def test_what_threads_would_break_is_refused(tmp_path: Path) -> None:

@@ -362,6 +362,7 @@ def collection_facts(windows: Sequence[WindowDone]) -> CollectionFacts | None:
         site=asking.site,
         code=asking.code,
         library=asking.library,
+        n_epoch_ends=sum(len(w.boundary_steps) for w in windows),
     )
 
 

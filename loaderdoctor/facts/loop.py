@@ -45,6 +45,7 @@ class CollectionFacts:
     site: str | None = None  # the line that asks for most of it: "train.py:57"
     code: str | None = None
     library: str | None = None  # the package whose line that is
+    n_epoch_ends: int = 0  # in these windows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from loaderdoctor.attribution.step import collection_facts
 from loaderdoctor.instrument.wire.measured import CollectionRecord
@@ -46,3 +47,9 @@ def test_windows_without_collections_say_nothing() -> None:
     done = WindowDone(id=1, mode="plain", status="ok", n_steps=4)
     assert collection_facts([done]) is None
     assert collection_facts([]) is None
+
+
+def test_the_ends_of_epochs_are_counted_beside() -> None:
+    ended = structs.replace(window(300, asked_ms=300), boundary_steps=(9,))
+    found = collection_facts([ended, ended, window(4)])
+    assert found is not None and found.n_epoch_ends == 2

@@ -177,8 +177,11 @@ def _steps(seen: CollectionFacts) -> str:
 def _advice(seen: CollectionFacts) -> str:
     if asked_for(seen):
         where = f" at {fmt.plain(seen.site)}" if seen.site is not None else ""
+        often = "at the end of an epoch, not in the steps"
+        if seen.n_full <= seen.n_epoch_ends:  # it is there already
+            often = "after several of these short epochs, not after each"
         return (
-            f"Call gc.collect(){where} at the end of an epoch, not in the steps. Memory that only "
+            f"Call gc.collect(){where} {often}. Memory that only "
             "it gives back is held by a cycle of references: the exception or the graph that is "
             "kept is the cause to look for."
         )

@@ -76,6 +76,11 @@ def test_a_line_that_collects_is_named_and_no_setting_is_advised() -> None:
     assert found is not None and found.advice is not None
     assert found.summary.startswith("gc.collect() at train.py:57 stops the loop 40 times")
     assert "gc.freeze" not in found.advice and "train.py:57" in found.advice
+    assert "at the end of an epoch, not in the steps" in found.advice
+    # Where it is there already, that is no advice.
+    found = gc_pauses(collecting(asked_ms_per_step=2.8, site="train.py:57", n_epoch_ends=40))
+    assert found is not None and found.advice is not None
+    assert "after several of these short epochs, not after each" in found.advice
 
 
 def test_young_collections_get_other_advice_than_full_ones() -> None:

@@ -90,7 +90,7 @@ def test_one_ranks_communication_may_be_a_wait_for_another() -> None:
     assert judge_trace(seen) == ("communication", "uncertain")
     assert judge_trace(replace(seen, peers_compared=True)) == ("communication", "high")
     said = uncertain_sentence("communication", facts_of_trace(seen), 10.0, None)
-    assert "waiting for a rank that comes later" in said
+    assert "waiting for a rank that comes later" in said and "of all ranks" in said
     assert without_peer_wait(seen, None) is seen
     assert without_peer_wait(seen, 0.0).peers_compared
 

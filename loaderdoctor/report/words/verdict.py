@@ -179,10 +179,11 @@ def uncertain_sentence(bound: Bound, facts: Facts, step_ms: float, why: str | No
             "which this trace has no event."
         )
     if bound == "communication" and trace_alone(facts) and facts.trace is not None:
+        told = "one rank's trace does not tell: analyze the folder with the traces of all ranks"
         return (
             f"Collectives seem to take {fmt.share(share)} of {fmt.number(step_ms)} ms a step: "
-            "moving data, or waiting for a rank that comes later. Which of the two, one rank's "
-            "trace does not tell: analyze the folder with the traces of all ranks."
+            "moving data, or waiting for a rank that comes later. Which of the two, "
+            f"{'these traces do not tell' if facts.ranks else told}."
         )
     if trace_alone(facts) and (new := _new_memory(facts, step_ms)) is not None:
         return new

@@ -23,8 +23,7 @@ class CpuFacts:
     """Who used the CPUs during plain windows, besides the run itself, and who waited for one."""
 
     other_cores: float | None  # usable CPUs that other programs kept busy on average
-    # Threads of the training process that stood ready to run with no CPU free, on average.
-    waiting_threads: float | None
+    waiting_threads: float | None  # of the training process, ready with no CPU free, on average
     train_wait_share: float | None  # of the time of the thread that trains
     throttled_share: float | None  # periods in which a quota held the run back; None: no quota
 

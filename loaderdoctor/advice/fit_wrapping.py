@@ -363,18 +363,3 @@ def _changed_at(facts: Facts) -> str | None:
             if isinstance(node, (ast.expr, ast.stmt)) and _changes(node, held):
                 return f"{source.name}:{node.lineno}"
     return None
-    source, function = made.source, made.source.function(made.call)
-    held = {source.code(made.dataset)}
-    held |= {f"{made.name}.dataset"} if made.name is not None else set()
-    for loop in ast.walk(function or source.tree):
-        if not isinstance(loop, (ast.For, ast.AsyncFor, ast.While)):
-            continue
-        if source.function(loop) is not function or (loop.end_lineno or 0) < made.call.lineno:
-            continue  # what goes before makes the dataset
-        for node in ast.walk(loop):
-            if isinstance(node, (ast.expr, ast.stmt)) and _changes(node, held):
-                return (
-                    f"{source.name}:{node.lineno} changes the dataset between epochs, which "
-                    "workers that are kept would not hear of: they have their own copy."
-                )
-    return None

@@ -51,7 +51,7 @@ class Recipe:
     @property
     def missing(self) -> tuple[str, ...]:
         """Required modules that are not installed; none is imported to find out."""
-        return tuple(name for name in self.requires if not _installed(name))
+        return tuple(name for name in self.requires if not installed(name))
 
     def check(self) -> Recipe:
         """Itself, if it can run here. Raises UsageError that names what to install."""
@@ -61,7 +61,8 @@ class Recipe:
         return self
 
 
-def _installed(module: str) -> bool:
+def installed(module: str) -> bool:
+    """Whether it could be imported; only packages that it lies in are."""
     try:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # nor is the package that it would be in

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 from loaderdoctor import __version__
-from loaderdoctor.instrument.system.machine import ROOT, gpus, memory_limit, usable_cpus
+from loaderdoctor.instrument.system.machine import ROOT, gpus, memory_limit, text_of, usable_cpus
 
 # Machines of one type differ in memory by what firmware and kernel keep for themselves.
 ALIKE_MEMORY = 0.05
@@ -102,7 +102,7 @@ def look_here(root: Path = ROOT) -> Hardware:
     return Hardware(
         host=socket.gethostname(),
         machine=_machine(root),
-        cpu=cpu_model(_text(root / "proc/cpuinfo")) or platform.processor() or None,
+        cpu=cpu_model(text_of(root / "proc/cpuinfo")) or platform.processor() or None,
         usable_cpus=usable_cpus(root),
         memory_bytes=min(total, limit.limit_bytes) if limit is not None else total,
         gpus=tuple(gpu.name for gpu in gpus()),
@@ -125,14 +125,7 @@ def cpu_model(cpuinfo: str) -> str | None:
 
 
 def _machine(root: Path) -> str:
-    return _text(root / "proc/sys/kernel/random/boot_id").strip() or socket.gethostname()
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""
+    return text_of(root / "proc/sys/kernel/random/boot_id").strip() or socket.gethostname()
 
 
 def _installed(name: str) -> str | None:

@@ -43,6 +43,7 @@ from loaderdoctor.report import decode_report
 from loaderdoctor.report.build import Judged, RunNotes, Tried, build_report, rank_rows, step_of
 from loaderdoctor.report.model import Recommendation, Report, ReportWarning
 from loaderdoctor.trace import read_trace, with_events
+from loaderdoctor.trace.columns import Trace
 from loaderdoctor.tryout.answers import Elsewhere, advice_row, answered, not_tested
 
 _GIVE = "Give what torch.profiler exported, a .json or .json.gz file."
@@ -191,9 +192,13 @@ def report_of_job(target: str, job: Job) -> tuple[Report, Path]:
     return _report(target, facts, in_trace, elsewhere, notes), Path(trace.source)
 
 
-def _one(path: Path, options: AnalyzeOptions, rules: tuple[ShareRule, ...], memory: int) -> int:
+def _read(path: Path, memory: int) -> Trace:
     with progress(f"Reading {path.name}") as told:
-        trace = read_trace(path, max_memory_bytes=memory, kept_bytes=KEPT_BYTES, on_share=told)
+        return read_trace(path, max_memory_bytes=memory, kept_bytes=KEPT_BYTES, on_share=told)
+
+
+def _one(path: Path, options: AnalyzeOptions, rules: tuple[ShareRule, ...], memory: int) -> int:
+    trace = _read(path, memory)
     attributed = attribute(with_events(trace))
     left_out = _left_out(
         n_later=trace.n_later_events,
@@ -212,10 +217,7 @@ def _job(
     report, slow = report_of_job(target, job)
     attributed = None
     if options.output is not None or options.tensorboard is not None:
-        with progress(f"Reading {slow.name}") as told:
-            attributed = attribute(
-                read_trace(slow, max_memory_bytes=memory, kept_bytes=KEPT_BYTES, on_share=told)
-            )
+        attributed = attribute(_read(slow, memory))
     return _deliver(slow, attributed, report, options, rules, memory)
 
 

@@ -49,7 +49,6 @@ from loaderdoctor.instrument.system.processes import Signals, exit_code_of, held
 from loaderdoctor.instrument.wire.protocol import (
     FromRun,
     NoDataLoader,
-    Observed,
     ProfilerSchedule,
     Progress,
 )
@@ -233,18 +232,14 @@ class _Run:
         """The loop, once it is warm; and again where training only then begins, or changes."""
         observed = script_run.wait_observed(START_TIMEOUT_S, self._tell_of_waiting)
         self.diagnosis = self._diagnosis()  # it may be another run than the one that was started
-        while not self._measured(observed):
+        while True:
+            try:
+                self.diagnosis.measure(observed)
+                return
+            except TrainingBeganError as why:
+                self.stages(f"{why}: what was measured so far does not count")
+                self.diagnosis.start_over(why)
             observed = script_run.wait_observed(START_TIMEOUT_S, self._tell_of_waiting)
-
-    def _measured(self, observed: Observed) -> bool:
-        """Whether what was measured holds; else it is forgotten."""
-        try:
-            self.diagnosis.measure(observed)
-        except TrainingBeganError as why:
-            self.stages(f"{why}: what was measured so far does not count")
-            self.diagnosis.start_over(why)
-            return False
-        return True
 
     def _tell_of_waiting(self, message: FromRun) -> None:
         if isinstance(message, Progress):

@@ -130,10 +130,10 @@ def _n_processes(paths: Sequence[Path], max_memory_bytes: int | None = None) -> 
     if sum(path.stat().st_size for path in paths if path.is_file()) < MIN_POOL_BYTES:
         return 1
     needed = max(map(bytes_to_read, paths)) + MEMORY_AT_LEAST
-    known = [n for n in (memory_available_bytes(), max_memory_bytes) if n is not None]
-    available = min(known, default=None)
-    room = int(available / needed) if available is not None and needed > 0 else len(paths)
-    return max(1, min(len(paths), int(usable_cpus()), room))
+    available = memory_available_bytes()
+    if max_memory_bytes is not None:
+        available = min(available, max_memory_bytes)
+    return max(1, min(len(paths), int(usable_cpus()), int(available / needed)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,15 +227,7 @@ def read_job(paths: Sequence[Path], reader: TraceReader = LocalReader()) -> Job:
 def _summaries(
     paths: Sequence[Path], reader: TraceReader
 ) -> Iterator[tuple[Path, RankTrace | str]]:
-    with _progress() as bar:
-        task = bar.add_task("Reading traces", total=len(paths))
-        for path, found in reader.read(paths):
-            yield path, found
-            bar.advance(task)
-
-
-def _progress() -> Progress:
-    return Progress(
+    shown = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
@@ -244,6 +236,11 @@ def _progress() -> Progress:
         transient=True,
         disable=not sys.stderr.isatty(),
     )
+    with shown as bar:
+        task = bar.add_task("Reading traces", total=len(paths))
+        for path, found in reader.read(paths):
+            yield path, found
+            bar.advance(task)
 
 
 def _number(read: list[RankTrace]) -> tuple[list[RankTrace], list[int], bool, list[str]]:
@@ -257,14 +254,10 @@ def _number(read: list[RankTrace]) -> tuple[list[RankTrace], list[int], bool, li
         return read, named, True, []
     if len(known) == len(read) and len(set(known)) > 1:
         return _latest_of_each(read, known)
-    said = []
     if (counted := numbers_in_names(names)) is not None:
         return read, counted, False, []
-    if len(read) > 1:
-        said = [
-            "Neither the traces nor their names tell the ranks apart: they are numbered by name."
-        ]
-    return read, list(range(len(read))), False, said
+    said = "Neither the traces nor their names tell the ranks apart: they are numbered by name."
+    return read, list(range(len(read))), False, [said] if len(read) > 1 else []
 
 
 def ranks_in_names(names: Sequence[str]) -> list[int] | None:
@@ -307,8 +300,7 @@ def _files(entries: Iterator[Path]) -> tuple[Path, ...]:
 def memory_limit(text: str | None) -> int:
     """The bytes that `--max-memory` allows; the default without it. Raises UsageError."""
     if text is None:
-        available = memory_available_bytes()
-        return max(LEAST_BYTES, int((available or 0) * DEFAULT_SHARE))
+        return max(LEAST_BYTES, int(memory_available_bytes() * DEFAULT_SHARE))
     match = _SIZE.match(text)
     if match is None or not 0 < float(match[1]) < 1e9:
         raise UsageError(f"--max-memory {text!r}: write a size, for example 4GB or 512MiB.")

@@ -27,10 +27,10 @@ from loaderdoctor.errors import RunError, UsageError
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts import Facts
 from loaderdoctor.instrument.command.endings import nothing_measured, raise_if_broken
-from loaderdoctor.instrument.command.launched_run import OnEvent, ScriptRunLike
+from loaderdoctor.instrument.command.launched_run import MeasuredAlready, ScriptRunLike
 from loaderdoctor.instrument.command.rank_connection import RecordedRun
 from loaderdoctor.instrument.wire.measured import TuningRecord
-from loaderdoctor.instrument.wire.protocol import Ended, Note, Observed, WindowDone, WindowRequest
+from loaderdoctor.instrument.wire.protocol import Ended, Note, Observed, WindowDone
 from loaderdoctor.proving.record import kept_proofs
 from loaderdoctor.report import NAME_A_RUN, RunFolder, read_report
 from loaderdoctor.report.model import Recommendation, Report
@@ -77,7 +77,7 @@ def _report_in(folder: Path) -> Report:
 
 
 @dataclass(slots=True)
-class _Left:
+class _Left(MeasuredAlready):
     """A run of which only its files are left."""
 
     recorded: Recorded
@@ -102,17 +102,6 @@ class _Left:
     @property
     def notes(self) -> tuple[Note, ...]:
         return self._first.notes
-
-    def measure(
-        self,
-        requests: Sequence[WindowRequest],
-        on_event: OnEvent | None = None,
-        timeout_s: float | None = None,
-    ) -> list[WindowDone]:
-        return []
-
-    def stop(self, to_end: bool = True) -> None:
-        return None
 
 
 # What the windows of a run are sized by: nothing depends on it but the sizes that are never used.

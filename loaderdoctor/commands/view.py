@@ -27,6 +27,7 @@ from pathlib import Path
 
 from loaderdoctor.errors import EXIT_THRESHOLD, EXIT_USAGE, RunError, UsageError
 from loaderdoctor.format import plain
+from loaderdoctor.instrument.system.machine import free_port
 from loaderdoctor.instrument.system.processes import Signals
 
 HOST = "127.0.0.1"
@@ -113,7 +114,7 @@ def _view_perfetto(run: Path, *, port: int, open_browser: bool) -> int:
             f"Or open https://ui.perfetto.dev and drop {plain(str(traces[0]))} on it "
             "(the trace stays in your browser)."
         )
-    chosen = port or _free_port()
+    chosen = port or free_port()  # vizviewer can't choose one itself
     # vizviewer itself would listen on every network interface.
     command = [
         sys.executable, "-m", "loaderdoctor.commands.view",
@@ -236,13 +237,6 @@ def _end(process: subprocess.Popen[str]) -> None:
                 process.terminate()
         with suppress(subprocess.TimeoutExpired):
             process.wait(timeout=_STOP_S)
-
-
-def _free_port() -> int:
-    """A port that was free a moment ago: vizviewer can't choose one itself."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
 
 
 def _say(text: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +31,7 @@ def log(*, grown: dict[int, tuple[tuple[str, int, int], ...]] | None = None) -> 
     at = np.arange(n, dtype=np.int64)
     pids = np.where(at % 2 == 0, 7, 8)
     zeros = np.zeros(n, dtype=np.int64)
-    columns = dict.fromkeys(empty.batches.__slots__, zeros)
+    columns = dict.fromkeys((x.name for x in fields(empty.batches)), zeros)
     columns |= {"pid": pids, "n_samples": zeros + 8, "end_ns": at * (S // 20), "idx": at}
     processes = tuple(
         ProcessRecord(

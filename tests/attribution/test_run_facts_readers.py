@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ def pool(serial: int, span: tuple[int, int], n_workers: int, making_ms: int) -> 
 def log(*pools: list[Any], iterators: tuple[IteratorRecord, ...], queued: float = 0.0) -> WorkerLog:
     rows = sorted((row for rows in pools for row in rows), key=lambda row: (row[3], row[1]))
     empty = read(Path(__file__).parent / "no such folder")
-    columns = {name: np.zeros(len(rows), dtype=np.int64) for name in empty.batches.__slots__}
+    columns = {x.name: np.zeros(len(rows), dtype=np.int64) for x in fields(empty.batches)}
     names = ("serial", "worker", "pid", "begin_ns", "end_ns", "process_cpu_ns")
     for name, values in zip(names, zip(*rows, strict=True), strict=True):
         columns[name] = np.array(values, dtype=np.int64)

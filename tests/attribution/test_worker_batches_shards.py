@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +31,7 @@ def dealt(*n_batches: int, n_epochs: int = 1, left_early: bool = False) -> Worke
         for i in range(n if left_early and w == 0 else n + 1)
     ]  # fmt: skip
     empty = read(Path(__file__).parent / "no such folder")
-    columns = {name: np.zeros(len(rows), dtype=np.int64) for name in empty.batches.__slots__}
+    columns = {x.name: np.zeros(len(rows), dtype=np.int64) for x in fields(empty.batches)}
     for name, values in zip(
         ("epoch", "worker", "begin_ns", "end_ns", "outcome"), zip(*rows, strict=True), strict=True
     ):

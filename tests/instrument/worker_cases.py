@@ -31,6 +31,13 @@ class Augmented(Dataset[Any]):
         return {"x": noise, "i": i}
 
 
+class Keyed(Dataset[Any]):
+    """A sample is known by a pair, as a clip and a frame."""
+
+    def __getitem__(self, key: tuple[int, int]) -> int:
+        return sum(key)
+
+
 class Sleeping(Dataset[Any]):
     """Every sample takes `sleep_s`; each `slow_every`-th takes `slow_s`."""
 

@@ -7,9 +7,7 @@ its own: no child that the script could wait for or end, and no signal of the te
 
 from __future__ import annotations
 
-import base64
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +18,12 @@ import msgspec
 
 from loaderdoctor.errors import EXIT_RUN_FAILED, LoaderdoctorError, RunError, UsageError
 from loaderdoctor.instrument.command import ConnectionListener, bootstrap
-from loaderdoctor.instrument.command.launch_config import PROFILER_DEFAULTS, Target
+from loaderdoctor.instrument.command.launch_config import (
+    PROFILER_DEFAULTS,
+    LaunchOptions,
+    Target,
+    launch_config_for,
+)
 from loaderdoctor.instrument.wire.channel import (
     CHANNEL_VARIABLE,
     LaunchConfig,
@@ -50,16 +53,9 @@ def config_of(
     judged: bool = False,
 ) -> LaunchConfig:
     """What the process that becomes the script, or each rank of a job, is told."""
-    return LaunchConfig(
-        address=listener.address,
-        authkey=base64.b64encode(listener.authkey).decode("ascii"),
-        run_dir=str(recorded),
+    return msgspec.structs.replace(
+        launch_config_for(target, LaunchOptions(), listener, recorded, group=group),
         sums_dir=sums,
-        kind="script" if target.script is not None else "module",
-        target=target.script or target.module or "",
-        args=target.args,
-        group=group,
-        host=socket.gethostname(),
         watch=True,
         waits=True,
         profile=profile,

@@ -6,7 +6,6 @@ rounds. What a node of a cluster does differs in what it is asked only.
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -35,6 +34,7 @@ from loaderdoctor.instrument.command.launched_run import TrainingBeganError
 from loaderdoctor.instrument.command.rank_group import start_ranks
 from loaderdoctor.instrument.command.repeated_run import RepeatedRun
 from loaderdoctor.instrument.command.script_run import ScriptRun
+from loaderdoctor.instrument.system.machine import free_port
 from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep import Sweep, timings_file
@@ -104,7 +104,7 @@ def _script_run(script: Script, run_dir: Path, options: LaunchOptions) -> Script
     if script.n_ranks == 1:
         return ScriptRun(script, run_dir, options)
     # Another port: the user's job, or another trial that is just ending, may hold the usual.
-    words = ("--nproc-per-node", str(script.n_ranks), "--master-port", str(_free_port()))
+    words = ("--nproc-per-node", str(script.n_ranks), "--master-port", str(free_port()))
     return JobRun(script, run_dir, options, start_ranks(words))
 
 
@@ -133,91 +133,79 @@ def measure(
     with script_run:
         say(f"waiting for the first steps of {target.name}")
         _wait_warm(script_run, START_TIMEOUT_S)
-        loop = _Loop(asked, trace_dir, script_run, opener(asked, trace_dir))
-        while (evidence := loop.measured(say, show, watch)) is None:
+        open_process = opener(asked, trace_dir)
+        while True:
+            try:
+                return _measured(
+                    asked, trace_dir, script_run, open_process, say=say, show=show, watch=watch
+                )
+            except TrainingBeganError as why:
+                say(f"{why}: what was measured so far does not count")
             _wait_warm(script_run, START_TIMEOUT_S)
-        return evidence
 
 
-@dataclass(frozen=True, slots=True)
-class _Loop:
-    """A warm loop, and what can be opened besides it."""
+def _measured(
+    asked: Asked,
+    trace_dir: Path,
+    script_run: RepeatedRun,
+    open_process: OpenFresh,
+    *,
+    say: Callable[[str], None],
+    show: Show,
+    watch: Callable[[SweepEvidence], Show],
+) -> SweepEvidence:
+    """Of a warm loop. Raises as `measure` does, and TrainingBeganError.
 
-    asked: Asked
-    trace_dir: Path
-    script_run: RepeatedRun
-    open_process: OpenFresh
-
-    def measured(
-        self,
-        say: Callable[[str], None],
-        show: Show,
-        watch: Callable[[SweepEvidence], Show],
-    ) -> SweepEvidence | None:
-        """As `measure`; None where training only then began, or went on with another loader."""
-        try:
-            return self.measure(say, show, watch)
-        except TrainingBeganError as why:
-            say(f"{why}: what was measured so far does not count")
-            return None
-
-    def measure(
-        self,
-        say: Callable[[str], None],
-        show: Show,
-        watch: Callable[[SweepEvidence], Show],
-    ) -> SweepEvidence:
-        """Everything but the start. Raises as `measure` does, and TrainingBeganError."""
-        asked, trace_dir, script_run = self.asked, self.trace_dir, self.script_run
-        open_process = self.open_process
-        options, target = asked.options, asked.target
-        observed = script_run.observed
-        assert observed is not None
-        measured = measuring(options, trace_dir)
-        if asked.planned is not None:
-            planned = _given(asked.planned, observed)
-        else:
-            if asked.before is not None:
-                found = found_before(options, observed, asked.before[0])
-            else:
-                found = search(options, target, observed, open_process, say, show)
-                left_s = measured.budget_s - len(found) * search_s(options)
-                measured = replace(measured, budget_s=left_s)
-            dali = why_no_dali(options)
-            planned = trials(options, target, observed, found=found, dali=dali)
+    That is where training only then began, or went on with another loader.
+    """
+    options, target = asked.options, asked.target
+    observed = script_run.observed
+    assert observed is not None
+    measured = measuring(options, trace_dir)
+    if asked.planned is not None:
+        planned = _given(asked.planned, observed)
+    else:
         if asked.before is not None:
-            timings_file.restore(planned, *asked.before)
-        measured = replace(measured, part=asked.part, budget_s=asked.budget_s or measured.budget_s)
-        if asked.part == "confirm":
-            measured = replace(measured, trace_dir=None)
-        n_measured = sum(trial.alive for trial in planned)
-        say(f"{n_measured} trials, about {measured.budget_s:.0f} s of measuring")
-        evidence = SweepEvidence(
-            observed=observed,
-            notes=script_run.notes,
-            seed=options.seed,
+            found = found_before(options, observed, asked.before[0])
+        else:
+            found = search(options, target, observed, open_process, say, show)
+            left_s = measured.budget_s - len(found) * search_s(options)
+            measured = replace(measured, budget_s=left_s)
+        dali = why_no_dali(options)
+        planned = trials(options, target, observed, found=found, dali=dali)
+    if asked.before is not None:
+        timings_file.restore(planned, *asked.before)
+    measured = replace(measured, part=asked.part, budget_s=asked.budget_s or measured.budget_s)
+    if asked.part == "confirm":
+        measured = replace(measured, trace_dir=None)
+    n_measured = sum(trial.alive for trial in planned)
+    say(f"{n_measured} trials, about {measured.budget_s:.0f} s of measuring")
+    evidence = SweepEvidence(
+        observed=observed,
+        notes=script_run.notes,
+        seed=options.seed,
+        clock=script_run.measuring_clock,
+    )
+    evidence.sweep = sweep = Sweep(
+        observed,
+        planned,
+        measured,
+        Equipment(
+            script_run=script_run,
+            on_progress=watch(evidence),
+            reopen=script_run.reopen if target.recipe is not None or options.rerun else None,
+            fresh=FreshRuns(open_process),
             clock=script_run.measuring_clock,
-        )
-        evidence.sweep = sweep = Sweep(
-            observed,
-            planned,
-            measured,
-            Equipment(
-                script_run=script_run,
-                on_progress=watch(evidence),
-                reopen=script_run.reopen if target.recipe is not None or options.rerun else None,
-                fresh=FreshRuns(open_process),
-                clock=script_run.measuring_clock,
-            ),
-            refused=evidence.refused([trial.settings for trial in planned]),
-            ablate=evidence.ablate if asked.ablate and not options.no_ablation else None,
-        )
-        outcome = sweep.run()
-        if not any(trial.measurements for trial in outcome.trials):
-            if outcome.interrupt is not None:
-                raise outcome.interrupt
-            raise RunError(f"{target.name}: nothing was measured ({outcome.ended_reason}).")
-        return evidence
+        ),
+        refused=evidence.refused([trial.settings for trial in planned]),
+        ablate=evidence.ablate if asked.ablate and not options.no_ablation else None,
+    )
+    outcome = sweep.run()
+    if not any(trial.measurements for trial in outcome.trials):
+        if outcome.interrupt is not None:
+            raise outcome.interrupt
+        raise RunError(f"{target.name}: nothing was measured ({outcome.ended_reason}).")
+    return evidence
 
 
 def _given(planned: Sequence[Trial], observed: Observed) -> list[Trial]:
@@ -230,14 +218,6 @@ def _given(planned: Sequence[Trial], observed: Observed) -> list[Trial]:
         if trial.index and (why := invalid_reason(full, has_accelerator=has_accelerator)):
             trial.fail("skipped", f"{why}; it was measured on {observed.environment.host}")
     return list(planned)
-
-
-def _free_port() -> int:
-    """A port of this machine's own address that nobody listens at now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _wait_warm(script_run: ScriptRun | JobRun | RepeatedRun, start_s: float) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from loaderdoctor.errors import UsageError
 from loaderdoctor.instrument.command.launch_config import Target as Script
 from loaderdoctor.instrument.wire.protocol import Observed, ProfilerSchedule
 from loaderdoctor.recipes import Options as ScriptOptions
-from loaderdoctor.recipes import Recipe, find
+from loaderdoctor.recipes import Recipe, find, installed
 from loaderdoctor.secrets import MASK, masked
 from loaderdoctor.settings import AXES_BY_NAME
 from loaderdoctor.sweep import grid
@@ -236,7 +235,7 @@ def why_no_dali(options: SweepOptions, python: str = sys.executable) -> str | No
     """
     if "dali" not in parse_grid(options.grid):
         return None
-    if importlib.util.find_spec("nvidia") is None or not importlib.util.find_spec("nvidia.dali"):
+    if not installed("nvidia.dali"):
         return "DALI is not installed: pip install 'loaderdoctor[dali]'"
     try:
         done = subprocess.run(

@@ -95,6 +95,23 @@ class ScriptRunLike(Protocol):
         """End the script, or with `to_end` let it run to its end unwatched."""
 
 
+class MeasuredAlready:
+    """Of a run whose windows it measured by itself: nothing is asked of it, and it is not ended."""
+
+    __slots__ = ()
+
+    def measure(
+        self,
+        requests: Sequence[WindowRequest],
+        on_event: OnEvent | None = None,
+        timeout_s: float | None = None,
+    ) -> list[WindowDone]:
+        return []
+
+    def stop(self, to_end: bool = True) -> None:
+        return None
+
+
 class OneRun(ScriptRunLike, Protocol):
     """What a run needs that others may follow (ScriptRun, RankGroup)."""
 

@@ -25,7 +25,7 @@ import psutil
 
 from loaderdoctor.errors import RunError, UsageError
 from loaderdoctor.instrument.command import ConnectionListener, MessagePipe, bootstrap
-from loaderdoctor.instrument.command.launched_run import Heard, OnEvent
+from loaderdoctor.instrument.command.launched_run import Heard, MeasuredAlready
 from loaderdoctor.instrument.wire.channel import (
     LaunchConfig,
     decode_launch_config,
@@ -45,7 +45,6 @@ from loaderdoctor.instrument.wire.protocol import (
     Spawned,
     Told,
     WindowDone,
-    WindowRequest,
 )
 from loaderdoctor.units import NS_PER_S
 
@@ -250,11 +249,8 @@ LINGER_S: Final = 10.0
 
 
 @dataclass(slots=True, eq=False)
-class RecordedRun:
-    """All processes of one run; what they say comes out of `hear`.
-
-    It is a `ScriptRunLike` whose windows were measured already.
-    """
+class RecordedRun(MeasuredAlready):
+    """All processes of one run; what they say comes out of `hear`."""
 
     listener: ConnectionListener
     pid: int  # of the process that the user started
@@ -357,15 +353,3 @@ class RecordedRun:
                 reason="it left without a word (os._exit, or a signal such as SIGKILL)",
             )
         return of_loop or next(iter(ended), None)
-
-    def measure(
-        self,
-        requests: Sequence[WindowRequest],
-        on_event: OnEvent | None = None,
-        timeout_s: float | None = None,
-    ) -> list[WindowDone]:
-        """Nothing: windows are measured by the run itself."""
-        return []
-
-    def stop(self, to_end: bool = True) -> None:
-        """Nothing: the run goes to its end by itself."""

@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from loaderdoctor.instrument.system.machine import ROOT, cpu_use_of_quota
+from loaderdoctor.instrument.system.machine import ROOT, cpu_use_of_quota, text_of
 from loaderdoctor.instrument.wire.measured import CpuRecord
 from loaderdoctor.units import NS_PER_S
 
@@ -105,11 +105,7 @@ def busy_ns(root: Path = ROOT) -> int | None:
         return None
     wanted = {f"cpu{n}" for n in os.sched_getaffinity(0)}
     total, seen = 0, set()
-    try:
-        lines = (root / "proc/stat").read_text(encoding="ascii", errors="replace").splitlines()
-    except OSError:
-        return None
-    for line in lines:
+    for line in text_of(root / "proc/stat").splitlines():
         name, *columns = line.split()
         if name in wanted and len(columns) > max(_BUSY_COLUMNS):
             total += sum(int(columns[i]) for i in _BUSY_COLUMNS)

@@ -23,6 +23,7 @@ from loaderdoctor.instrument.system.machine import (
     cpu_use_of_quota,
     shm_bytes,
     swap_bytes,
+    text_of,
     usable_cpus,
 )
 from loaderdoctor.instrument.system.processes import bytes_of, tree
@@ -201,11 +202,8 @@ def _received() -> int | None:
 
 def stalled_us(what: Pressure, root: Path = ROOT) -> int | None:
     """Microseconds so far in which some process of the machine waited for it; None: not told."""
-    try:
-        text = (root / "proc/pressure" / what).read_text(encoding="ascii", errors="replace")
-    except OSError:  # an older kernel, psi=0, or a sandbox
-        return None
-    for line in text.splitlines():
+    # Not there: an older kernel, psi=0, or a sandbox.
+    for line in text_of(root / "proc/pressure" / what).splitlines():
         words = line.split()
         if words[:1] == ["some"] and words[-1].startswith("total="):
             number = words[-1].removeprefix("total=")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -159,6 +160,13 @@ def open_files_limit() -> int | None:
     return None if soft == resource.RLIM_INFINITY else soft
 
 
+def free_port() -> int:
+    """One of this machine's own address that nobody listened at a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def gpus(command: tuple[str, ...] = _NVIDIA_SMI) -> tuple[Gpu, ...]:
     """NVIDIA GPUs by asking the driver's own tool; empty where it is absent, fails or hangs."""
     if shutil.which(command[0]) is None:
@@ -240,7 +248,7 @@ def _quotas(root: Path) -> list[tuple[float, Path]]:
     """(CPUs, folder of the group) of every quota that holds for this process."""
     quotas: list[tuple[float, Path]] = []
     for folder in _groups(root, controller=None):
-        words = _text(folder / "cpu.max").split()
+        words = text_of(folder / "cpu.max").split()
         if len(words) == 2 and words[0].isdigit() and words[1].isdigit() and int(words[1]):
             quotas.append((int(words[0]) / int(words[1]), folder))
     for folder in _groups(root, controller="cpu"):
@@ -254,17 +262,16 @@ def _quotas(root: Path) -> list[tuple[float, Path]]:
 def memory_limit(root: Path = ROOT) -> MemoryLimit | None:
     """The group with the least memory left; None where memory is not limited."""
     limits: list[MemoryLimit] = []
-    for folder in _groups(root, controller=None):
-        limit, used = _number(folder / "memory.max"), _number(folder / "memory.current")
-        if limit is not None and used is not None:
-            cache = _stat(folder / "memory.stat", "inactive_file")
-            limits.append(MemoryLimit(limit_bytes=limit, used_bytes=max(0, used - cache)))
-    for folder in _groups(root, controller="memory"):
-        limit = _number(folder / "memory.limit_in_bytes")
-        used = _number(folder / "memory.usage_in_bytes")
-        if limit is not None and used is not None and limit < UNLIMITED_BYTES:
-            cache = _stat(folder / "memory.stat", "total_inactive_file")
-            limits.append(MemoryLimit(limit_bytes=limit, used_bytes=max(0, used - cache)))
+    for controller, names in (
+        (None, ("memory.max", "memory.current", "inactive_file")),
+        ("memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")),
+    ):
+        limit_file, used_file, cache = names
+        for folder in _groups(root, controller=controller):
+            limit, used = _number(folder / limit_file), _number(folder / used_file)
+            if limit is not None and used is not None and limit < UNLIMITED_BYTES:
+                used -= _entry(folder / "memory.stat", cache) or 0
+                limits.append(MemoryLimit(limit_bytes=limit, used_bytes=max(0, used)))
     return min(limits, key=lambda found: found.available_bytes, default=None)
 
 
@@ -285,7 +292,7 @@ def _groups(root: Path, *, controller: str | None) -> list[Path]:
 
 def _own_group(root: Path, controller: str | None) -> str | None:
     """The group of this process for a controller, as /proc/self/cgroup names it."""
-    for line in _text(root / "proc/self/cgroup").splitlines():
+    for line in text_of(root / "proc/self/cgroup").splitlines():
         number, controllers, path = [*line.split(":", 2), "", ""][:3]
         if controller is None and number == "0" and not controllers:
             return path
@@ -297,7 +304,7 @@ def _own_group(root: Path, controller: str | None) -> str | None:
 def _mounts(root: Path, controller: str | None) -> list[tuple[str, str]]:
     """(subtree shown, mount point) of the hierarchy that holds `controller`."""
     found: list[tuple[str, str]] = []
-    for line in _text(root / "proc/self/mountinfo").splitlines():
+    for line in text_of(root / "proc/self/mountinfo").splitlines():
         before, separator, after = line.partition(" - ")
         fields, kinds = before.split(), after.split()
         if not separator or len(fields) < 5 or len(kinds) < 3:
@@ -309,7 +316,7 @@ def _mounts(root: Path, controller: str | None) -> list[tuple[str, str]]:
     return found
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
     """A file's text; empty where it does not exist or may not be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
@@ -319,18 +326,13 @@ def _text(path: Path) -> str:
 
 def _number(path: Path) -> int | None:
     """A file that holds one whole number; None for "max", -1 as -1, None where absent."""
-    text = _text(path).strip()
+    text = text_of(path).strip()
     return int(text) if text.lstrip("-").isdigit() else None
-
-
-def _stat(path: Path, key: str) -> int:
-    """One entry of a memory.stat file; 0 where absent."""
-    return _entry(path, key) or 0
 
 
 def _entry(path: Path, key: str) -> int | None:
     """One entry of a file of `name number` lines; None where absent."""
-    for line in _text(path).splitlines():
+    for line in text_of(path).splitlines():
         name, _, value = line.partition(" ")
         if name == key and value.strip().isdigit():
             return int(value)

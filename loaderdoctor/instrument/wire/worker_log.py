@@ -6,14 +6,15 @@ batch has one name in every process: (serial of the iterator, its epoch, torch's
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 I64 = NDArray[np.int64]
 Bool = NDArray[np.bool_]
+Rows = TypeVar("Rows", bound="_Rows")
 
 ABSENT = -1
 MAIN_PROCESS = -1  # in `Batches.worker`: made in the training process (0 workers)
@@ -22,12 +23,29 @@ _KEY = np.dtype([("serial", np.int64), ("epoch", np.int64), ("idx", np.int64)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batches:
-    """One row for each batch made or failed, ordered by `begin_ns`. Equal lengths."""
+class _Rows:
+    """Columns of equal length, one row for each batch."""
 
     serial: I64
     epoch: I64
     idx: I64
+
+    def __len__(self) -> int:
+        return int(self.serial.shape[0])
+
+    def where(self: Rows, mask: Bool | NDArray[np.intp]) -> Rows:
+        return replace(self, **{x.name: getattr(self, x.name)[mask] for x in fields(self)})
+
+    @property
+    def key(self) -> NDArray[Any]:
+        """(serial, epoch, idx) of each row, comparable and searchable."""
+        return keys(self.serial, self.epoch, self.idx)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batches(_Rows):
+    """One row for each batch made or failed, ordered by `begin_ns`. Equal lengths."""
+
     worker: I64  # worker id, or MAIN_PROCESS
     pid: I64
     outcome: I64  # record_file.Outcome
@@ -43,17 +61,6 @@ class Batches:
     n_bytes: I64  # what went through the pipe (tensors go by shared memory)
     feeder: I64  # native thread that sent it
 
-    def __len__(self) -> int:
-        return int(self.serial.shape[0])
-
-    def where(self, mask: Bool | NDArray[np.intp]) -> Batches:
-        return Batches(**{name: getattr(self, name)[mask] for name in self.__slots__})
-
-    @property
-    def key(self) -> NDArray[Any]:
-        """(serial, epoch, idx) of each row, comparable and searchable."""
-        return keys(self.serial, self.epoch, self.idx)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Samples:
@@ -66,27 +73,13 @@ class Samples:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchSpans:
+class BatchSpans(_Rows):
     """Spans of one kind, one for each batch, in the order of their ends."""
 
-    serial: I64
-    epoch: I64
-    idx: I64
     start_ns: I64
     end_ns: I64
     wait_ns: I64  # pin thread: began to wait; else equal to start_ns
     thread: I64  # native thread id; -1 where not recorded
-
-    def __len__(self) -> int:
-        return int(self.serial.shape[0])
-
-    def where(self, mask: Bool | NDArray[np.intp]) -> BatchSpans:
-        return BatchSpans(**{name: getattr(self, name)[mask] for name in self.__slots__})
-
-    @property
-    def key(self) -> NDArray[Any]:
-        """(serial, epoch, idx) of each row."""
-        return keys(self.serial, self.epoch, self.idx)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ Imports no torch.
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 from struct import Struct
 from struct import error as StructError  # noqa: N812
@@ -201,7 +202,7 @@ class _Raw:
         made["pid"] = np.array(self.pids, np.int64)[order]
         for name in ("send_ns", "sent_ns", "n_bytes", "feeder"):
             made[name] = np.append(sends[name], ABSENT)[at]  # the last is what -1 leads to
-        return Batches(**{name: made[name] for name in Batches.__slots__}), order
+        return Batches(**{x.name: made[x.name] for x in fields(Batches)}), order
 
     def _samples(self, order: NDArray[np.intp]) -> Samples:
         """Durations between stamps. A failed batch has stamps up to the sample that failed."""
@@ -272,16 +273,13 @@ def _run_wait_share(value: dict[str, Any]) -> float | None:
     return float((last_ns - first[1]) / (value["described_ns"] - first[0]))
 
 
-def _since_first(value: dict[str, Any], name: str) -> list[Any] | None:
+def _counted(kind: type[Record], value: dict[str, Any], name: str) -> Record | None:
     """Counters between the first and the last time that the process described itself."""
     first, last = value.get(f"first_{name}"), value.get(name)
     if first is None or last is None or last[0] <= first[0]:
         return None
-    return [b - a for a, b in zip(first, last, strict=True)]
-
-
-def _counted(kind: type[Record], names: tuple[str, ...], counts: list[Any] | None) -> Record | None:
-    return None if counts is None else _typed(kind, **dict(zip(names, counts, strict=True)))
+    counts = (b - a for a, b in zip(first, last, strict=True))
+    return _typed(kind, **dict(zip((x.name for x in fields(kind)), counts, strict=True)))
 
 
 def _grown(value: dict[str, Any]) -> tuple[tuple[str, int, int], ...]:
@@ -299,13 +297,12 @@ def _heap_freed(value: dict[str, Any]) -> int | None:
 
 def _process(value: dict[str, Any]) -> ProcessRecord:
     unsaid = dict.fromkeys(("ready_ns", "exit_ns", "cores", "torch_threads", "native_threads"))
-    reads, collected = _since_first(value, "reads"), _since_first(value, "collected")
     known = {
         **unsaid,
         **value,
         "run_wait_share": _run_wait_share(value),
-        "reads": _counted(ReadCount, ("n_batches", "n_bytes", "n_calls", "disk_bytes"), reads),
-        "collected": _counted(CollectedCount, ("n_batches", "n_full", "ns"), collected),
+        "reads": _counted(ReadCount, value, "reads"),
+        "collected": _counted(CollectedCount, value, "collected"),
         "grown": _grown(value),
         "heap_freed_bytes": _heap_freed(value),
     }

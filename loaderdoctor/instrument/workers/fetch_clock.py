@@ -102,6 +102,7 @@ class FetchClock:
     """
 
     __slots__ = (
+        "_batched",
         "_batches_to_skip",
         "_n_first",
         "_per_sample",
@@ -115,6 +116,7 @@ class FetchClock:
     )
 
     def __init__(self, fetcher: Any) -> None:
+        self._batched = bool(fetcher.auto_collation)
         self._per_sample = _fetches_one_by_one(fetcher)
         self._batches_to_skip = 0
         self._n_first = FIRST_SAMPLES  # still to be timed
@@ -133,7 +135,8 @@ class FetchClock:
         self.stamps = array("q")
         self.indices = array("q")
         if type(index) is not list:
-            self.n_samples = 1
+            # Batch samplers may give tuples or arrays; without batches these are a sample's key.
+            self.n_samples = len(index) if self._batched and hasattr(index, "__len__") else 1
         else:
             self.n_samples = len(index)
             if self._per_sample and not self._batches_to_skip:

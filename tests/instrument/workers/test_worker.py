@@ -201,6 +201,19 @@ def test_a_subset_has_its_samples_timed_and_loading_without_batches_works(record
     assert (log.batches.n_samples[unbatched] == 1).all()
 
 
+@pytest.mark.parametrize("n_workers", [0, 1])
+@pytest.mark.parametrize("batches", [[(0, 1, 2), (3, 4)], [np.arange(3), np.arange(2)]])
+def test_samples_of_a_batch_that_a_sampler_gives_as_no_list_are_counted(
+    batches: Any, n_workers: int, records: Path
+) -> None:
+    list(DataLoader(cases.Augmented(5), batch_sampler=batches, num_workers=n_workers))
+    keys = DataLoader(cases.Keyed(), batch_size=None, sampler=[(0, 1), (2, 3)])
+    assert list(keys) == [1, 5]
+    log = finished(records)
+    of_loader = [log.batches.where(log.batches.serial == i.serial) for i in log.iterators]
+    assert [list(rows.n_samples) for rows in of_loader] == [[3, 2], [1, 1]]
+
+
 def test_cpu_time_tells_spinning_from_sleeping(records: Path) -> None:
     list(cases.loader(cases.Spinning(), num_workers=1))
     list(cases.loader(cases.Sleeping(sleep_s=0.006), num_workers=1))

@@ -270,7 +270,14 @@ def compare(before: Path, after: Path, fail_on_regression: bool) -> int:
 @click.option(
     "--seconds", type=Seconds(), default=12, show_default=True, help="Of timing, in each run."
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="What torch begins with.")
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**32 - 1),  # what numpy takes
+    metavar="INTEGER",
+    default=0,
+    show_default=True,
+    help="What torch begins with.",
+)
 @click.option(
     "--share",
     multiple=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,13 +33,14 @@ from loaderdoctor.commands.output import (
     progress,
     share_rules,
 )
-from loaderdoctor.errors import UsageError
+from loaderdoctor.errors import LoaderdoctorError, UsageError
 from loaderdoctor.facts import Facts
 from loaderdoctor.facts.host import LoopLineFacts
 from loaderdoctor.facts.step import Bound, VerdictSeverity
 from loaderdoctor.facts.trace import TraceFacts
 from loaderdoctor.findings import Finding
 from loaderdoctor.findings.rules import find
+from loaderdoctor.format import plain
 from loaderdoctor.report import decode_report
 from loaderdoctor.report.build import Judged, RunNotes, Tried, build_report, rank_rows, step_of
 from loaderdoctor.report.model import Recommendation, Report, ReportWarning
@@ -120,7 +122,18 @@ def _analyze(
         return _job(label if is_folder else f"{len(paths)} traces", job, options, rules, memory)
     if options.output or options.json_target or options.tensorboard:
         raise UsageError("--output, --json and --tensorboard take one trace or one job at a time.")
-    return max(_one(path, options, rules, memory) for path in paths)
+    return max(_one_of_several(path, options, rules, memory) for path in paths)
+
+
+def _one_of_several(
+    path: Path, options: AnalyzeOptions, rules: tuple[ShareRule, ...], memory: int
+) -> int:
+    """One that can't be read keeps none of the others from being reported."""
+    try:
+        return _one(path, options, rules, memory)
+    except LoaderdoctorError as error:
+        sys.stderr.write(f"loaderdoctor: {plain(str(error))}\n")
+        return error.exit_code
 
 
 def report_of_facts(

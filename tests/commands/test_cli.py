@@ -166,6 +166,22 @@ def test_a_rule_that_can_not_be_read_is_refused(rule: str) -> None:
         share_rules([rule])
 
 
+def test_a_damaged_trace_keeps_none_of_the_others_from_being_reported(tmp_path: Path) -> None:
+    (tmp_path / "damaged.json").write_text('{"traceEvents": [{"ph": "X", ')
+    good = [TRACES / f"{x}.pt.trace.json.gz" for x in ("sync_loader_decode", "gpu_resident")]
+    done = run("analyze", str(good[0]), str(tmp_path / "damaged.json"), str(good[1]))
+    assert done.returncode == 2
+    assert all(path.name in done.stdout for path in good)
+    assert "damaged.json: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("seed", ["-1", str(2**32)])
+def test_a_seed_that_numpy_does_not_take_is_refused(seed: str) -> None:
+    with pytest.raises(click.BadParameter, match="0<=x<=4294967295"):
+        parsed("prove", "--seed", seed, "run")
+
+
 def test_a_refused_rule_exits_2_before_anything_runs() -> None:
     assert run("analyze", "--fail-on", "loader is slow", "anything.json").returncode == 2
 

@@ -107,8 +107,13 @@ class RunFiles:
     def _replace(self, path: Path, data: bytes) -> None:
         def write() -> None:
             partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-            partial.write_bytes(data)
-            partial.replace(path)
+            try:
+                partial.write_bytes(data)
+                partial.replace(path)
+            except OSError:
+                with suppress(OSError):
+                    partial.unlink()
+                raise
 
         self._try(write)
 

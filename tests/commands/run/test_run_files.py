@@ -58,6 +58,12 @@ def test_arguments_that_look_like_secrets_are_kept_nowhere(tmp_path: Path) -> No
     )
 
 
+def test_what_can_not_take_its_place_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "run.prom").mkdir()
+    RunFiles(tmp_path, tmp_path / "run.prom").metrics("# EOF")
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".recorded", "run.prom"]
+
+
 def test_a_folder_that_is_gone_is_said_once_and_costs_nothing_else(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

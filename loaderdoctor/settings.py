@@ -154,7 +154,8 @@ class Axis:
 
     def is_idle(self, value: Value) -> bool:
         """Whether that value leaves the loop as it is (for most axes: off)."""
-        if self.kind == "int" or (self.name == "augment" and value == "off"):
+        # Of these, what switches nothing for other axes switches something.
+        if self.kind == "int" or (self.name, value) in (("augment", "off"), ("worker_cpus", "all")):
             return False
         if self.name in ("cudnn_benchmark", "tf32", "zero_grad_none", "fused_optimizer"):
             return False  # switched either way

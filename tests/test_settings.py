@@ -136,6 +136,8 @@ def test_what_changes_numerics_or_only_answers_a_question_is_told_apart() -> Non
 def test_what_leaves_workers_as_they_are_needs_none() -> None:
     idle = Settings(num_workers=0, worker_gc="automatic", worker_cpus="inherited", spdl=False)
     assert invalid_reason(idle, has_accelerator=False) is None
+    apart = Settings(num_workers=0, worker_cpus="all")  # those that its own affinity leaves out too
+    assert invalid_reason(apart, has_accelerator=False) == "worker_cpus needs num_workers > 0"
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ HOSTILE = (
     "<script>alert(1)</script>'\"><img src=x onerror=alert(2)> & $x^2$ \x1b[31m\u202e{{ 7*7 }}"
 )
 # Values of these keys are words of ours, from closed sets.
-_OURS = {"schema", "command", "bound", "severity", "status", "predicted_from"}
+_OURS = {"schema", "command", "bound", "severity", "status", "predicted_from", "phase"}
 
 
 def hostile(report: model.Report) -> model.Report:

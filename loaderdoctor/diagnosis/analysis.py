@@ -93,6 +93,7 @@ def analyse(
     are other numbers of threads, once they are.
     """
     problems: list[str] = []
+    evidence.learn_epoch()
     attributed = _attributed(evidence.profiled, problems)
     log = _worker_log(workers_dir, problems)
     step = step_facts(evidence.observed, evidence.steady, evidence.earlier)

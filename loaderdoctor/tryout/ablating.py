@@ -98,8 +98,18 @@ class LoopEvidence:
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """Of the loader that feeds the step."""
-        return self.observed.steps_per_epoch
+        """Of the loader that feeds the step; of a stream, as it was seen to run out."""
+        seen = [w.epoch_length for w in self.all_plain if w.epoch_length]
+        return self.observed.steps_per_epoch or (seen[-1] if seen else None)
+
+    def learn_epoch(self) -> None:
+        """Of a stream, how long an epoch is may be seen only behind the loop's warm-up."""
+        main, n = self.observed.main_loader, self.steps_per_epoch
+        if main is None or main.steps_per_epoch is not None or n is None:
+            return
+        told = msgspec.structs.replace(main, steps_per_epoch=n)
+        loaders = tuple(told if x is main else x for x in self.observed.loaders)
+        self.observed = msgspec.structs.replace(self.observed, loaders=loaders)
 
     def add_loaders(self, ended: Ended | None) -> None:
         """Loaders first iterated after the loop was warm: validation, as a rule; the whole run."""

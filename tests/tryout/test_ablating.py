@@ -127,3 +127,22 @@ def test_a_boundary_is_of_loaders_that_train() -> None:
     found.observed = msgspec.structs.replace(found.observed, boundaries=seen)
     assert found.boundary_ms() == pytest.approx(8.0)
     assert found.own_boundary_ms() == pytest.approx(0.0)
+
+
+def test_an_epoch_of_a_stream_is_as_long_as_it_was_seen_to_be(tmp_path: Path) -> None:
+    seen = observed(steps_per_epoch=None)
+    told = msgspec.structs.replace(
+        window(10.0),
+        epoch_length=50,
+        host_step_ns=(*(10_000_000,) * 19, 110_000_000),
+        boundary_steps=(19,),
+    )
+    found = LoopEvidence(observed=seen, sizes=sizes(seen, budget_s=30.0), plain=[told])
+    step = analyse(found, tmp_path).facts.step
+    assert step is not None
+    assert step.steps_per_epoch == found.steps_per_epoch == 50
+    assert step.wall_ms.value == pytest.approx(12.0)  # 100 ms more at each epoch's end
+    unseen = msgspec.structs.replace(told, epoch_length=None)
+    found = LoopEvidence(observed=seen, sizes=sizes(seen, budget_s=30.0), plain=[unseen])
+    step = analyse(found, tmp_path).facts.step
+    assert step is not None and step.steps_per_epoch is None

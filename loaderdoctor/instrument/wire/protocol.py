@@ -300,6 +300,7 @@ class WindowDone(Message, frozen=True, kw_only=True, omit_defaults=True):
     collections: CollectionRecord | None = None  # None: no garbage collection, or not recorded
     ready: ReadyRecord | None = None  # no_input: None where batches were recorded earlier
     wall: WallRecord | None = None  # of the whole run up to this window's end
+    epoch_length: int | None = None  # of the loader whose batches are the steps, as it last ran out
 
 
 class Beat(Message, frozen=True, kw_only=True, omit_defaults=True):

@@ -1,13 +1,13 @@
-"""What of a dataset the loop changes between its passes is told with the boundary."""
+"""What is told of passes: what the loop changes of its dataset between them, and their length."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from loaderdoctor.instrument.wire.protocol import WindowRequest
 from tests.instrument.watched import Trainer, loader_of, watch
@@ -116,3 +116,23 @@ def test_an_epoch_is_what_the_loop_read_of_its_last_pass(
 
     watched = watch(loop, WindowRequest(id=1, mode="plain", n_steps=2))
     assert [x.steps_per_epoch for x in watched.ended.loaders] == [steps]
+
+
+class Stream(IterableDataset[Any]):
+    """Twelve samples of no known length."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(torch.rand(12, 4))
+
+
+def test_the_epoch_of_a_stream_is_told_once_it_ran_out() -> None:
+    trainer = Trainer()
+
+    def loop() -> None:
+        loader = DataLoader(Stream(), batch_size=2)
+        for _ in range(6):
+            for x in loader:
+                trainer.step(x)
+
+    watched = watch(loop, WindowRequest(id=1, mode="plain", n_steps=12))
+    assert [w.epoch_length for w in watched.windows] == [6]

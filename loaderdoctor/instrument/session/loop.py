@@ -95,10 +95,11 @@ class Loop:
         state.passes.begin()
         if state.passes.n_begun <= MAX_PLACED:
             state.loop = user_site().label
-        if clock is not None and state.role == "train":
+        feeds = state.role == "train" and not (definition and definition.evaluates(state))
+        if clock is not None and feeds:
             clock.created(feed.create_ns)
         if definition is not None and get_ident() == definition.thread:
-            if state.role == "train":
+            if feeds:
                 session.wall.renewed(start, start + feed.create_ns)
             else:
                 end = start + feed.create_ns
@@ -114,7 +115,7 @@ class Loop:
             exit_now()
         loader = feed.loader
         start = perf_counter_ns()
-        thread = get_ident()
+        thread, evaluates = get_ident(), False
         definition = session.definition
         if definition is None:
             definition = self._look_for_step(start)
@@ -123,6 +124,7 @@ class Loop:
             and loader is definition.clock
             and definition.tick == "fetch"
             and thread == definition.thread
+            and not (evaluates := definition.evaluates(loader))
         ):
             session.at_fresh_feed, session.at_edge = feed.fresh, feed.at_edge()
             self._replay.fetched()
@@ -130,10 +132,7 @@ class Loop:
             start = session.wall.began_ns
         window = session.window  # not before: the boundary may have closed the one before
         if definition is not None:
-            trains = loader.role == "train" and not (
-                definition.with_grad and without_grad() and loader is definition.clock
-            )
-            if not trains and window.clock is not None:
+            if (loader.role != "train" or evaluates) and window.clock is not None:
                 window.clock.foreign()
             if window.begin_thread_step is not None and thread != definition.thread:
                 window.begin_thread_step()
@@ -146,7 +145,7 @@ class Loop:
         try:
             batch = feed.take(own, session.originals)
         except StopIteration:
-            self._ran_out(feed, start)
+            self._ran_out(feed, start, evaluates=evaluates)
             raise
         end = perf_counter_ns()
         if cpu_ns:
@@ -172,7 +171,7 @@ class Loop:
                     window.queued_ns[thread, start] = now_ns - queued_ns
         if definition is None:
             session.roles.fetched(loader, start)
-        elif loader.role == "other" and thread == definition.thread:
+        elif (loader.role == "other" or evaluates) and thread == definition.thread:
             with_grad = not without_grad()
             session.wall.fetched(
                 loader.id, start, end, with_grad=with_grad, n_steps=session.n_steps
@@ -217,6 +216,7 @@ class Loop:
             or loader.pending_drop
             or loader.substitute.source is not None
             or loader.n_fetches < loader.n_described
+            or definition.evaluates(loader)
         ):
             return
         if window.quick is None:
@@ -348,7 +348,7 @@ class Loop:
             return False
         return session.follow(elsewhere, perf_counter_ns())
 
-    def _ran_out(self, feed: Feed, start: int) -> None:
+    def _ran_out(self, feed: Feed, start: int, *, evaluates: bool = False) -> None:
         session = self._session
         took = perf_counter_ns() - start - feed.apart_ns
         loader, definition = feed.loader, session.definition
@@ -359,9 +359,9 @@ class Loop:
             session.passes.ran_out(loader, start)
         if definition is None:
             return
-        if loader.role == "other" and get_ident() == definition.thread:
+        if (loader.role == "other" or evaluates) and get_ident() == definition.thread:
             session.wall.ran_out(loader.id, start, start + took, n_steps=session.n_steps)
-        if loader is not definition.clock or definition.tick != "fetch":
+        if loader is not definition.clock or definition.tick != "fetch" or evaluates:
             return
         session.wall.epoch_over(took)
         session.n_steps -= 1

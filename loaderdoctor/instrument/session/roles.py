@@ -101,6 +101,10 @@ class Definition:
     calls_model: bool | None = None  # where it does not train
     with_grad: bool = False  # it fetches with gradients on: a pass without them is no training
 
+    def evaluates(self, loader: LoaderState) -> bool:
+        """Whether it is read without gradients now, by a loop that trains with them: no step."""
+        return self.with_grad and loader is self.clock and without_grad()
+
     def joined_by(self, loaders: Iterable[LoaderState]) -> Definition:
         """The same with these loaders, of which only some steps have a batch."""
         new = [x for x in loaders if x not in self.train]

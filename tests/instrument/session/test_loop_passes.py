@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from loaderdoctor.instrument.wire.protocol import WindowRequest
-from tests.instrument.watched import Trainer, loader_of, watch
+from tests.instrument.watched import Slow, Trainer, loader_of, watch
 
 N_PASSES = 6
 
@@ -136,3 +136,25 @@ def test_the_epoch_of_a_stream_is_told_once_it_ran_out() -> None:
 
     watched = watch(loop, WindowRequest(id=1, mode="plain", n_steps=12))
     assert [w.epoch_length for w in watched.windows] == [6]
+
+
+def test_a_pass_over_the_steps_own_loader_without_gradients_lies_outside_the_steps() -> None:
+    trainer, data = Trainer(), Slow(20, 1.0)
+
+    def loop() -> None:
+        loader = DataLoader(data, batch_size=2)
+        for _ in range(8):
+            for x, _ in loader:
+                trainer.step(x)
+            with torch.no_grad():
+                for x, _ in loader:
+                    trainer.model(x)
+
+    watched = watch(loop, WindowRequest(id=1, mode="plain", n_steps=30))
+    (window,), wall = watched.windows, watched.windows[0].wall
+    assert wall is not None
+    (told,) = wall.outside
+    assert (told.what, told.n, told.n_at_epoch_end) == ("pass", wall.n_epochs, wall.n_epochs)
+    assert (told.n_batches, told.n_with_grad, told.n_worked) == (10 * told.n, 0, 0)
+    assert wall.gaps_known_ns == told.timed_ns > 0.5 * told.n * 20e6
+    assert len(window.boundary_steps) == 3  # of 30 steps, one in ten

@@ -22,7 +22,7 @@ import msgspec
 
 from loaderdoctor.errors import RunError, UsageError
 from loaderdoctor.instrument.command import package_root
-from loaderdoctor.instrument.entry.recorded import REPORT_S, disable_in_forks, record
+from loaderdoctor.instrument.entry import REPORT_S, disable_in_forks, record
 from loaderdoctor.instrument.session import Session
 from loaderdoctor.instrument.session.hooks import Hooks
 from loaderdoctor.instrument.session.script_process import place, process_group

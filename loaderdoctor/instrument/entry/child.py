@@ -23,8 +23,14 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, NoReturn
 
-from loaderdoctor.instrument.entry import ScriptEnd, run_target, waits_for_threads
-from loaderdoctor.instrument.entry.recorded import disable_in_forks, record, verdict
+from loaderdoctor.instrument.entry import (
+    ScriptEnd,
+    disable_in_forks,
+    record,
+    run_target,
+    verdict,
+    waits_for_threads,
+)
 from loaderdoctor.instrument.entry.spawned import Spawner
 from loaderdoctor.instrument.session import Session, script_process
 from loaderdoctor.instrument.session.hooks import Hooks

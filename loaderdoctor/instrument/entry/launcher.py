@@ -14,7 +14,7 @@ from typing import NoReturn
 import msgspec
 
 from loaderdoctor.instrument.command import bootstrap
-from loaderdoctor.instrument.entry.recorded import verdict
+from loaderdoctor.instrument.entry import verdict
 from loaderdoctor.instrument.system.processes import die_with_parent, outlive_terminal_reads
 from loaderdoctor.instrument.wire.channel import (
     CHANNEL_VARIABLE,

@@ -26,8 +26,13 @@ import msgspec
 
 from loaderdoctor.instrument.command import bootstrap
 from loaderdoctor.instrument.command.endings import in_one_line
-from loaderdoctor.instrument.entry import ScriptEnd, exit_code_of, strip_frames
-from loaderdoctor.instrument.entry.recorded import disable_in_forks, record
+from loaderdoctor.instrument.entry import (
+    ScriptEnd,
+    disable_in_forks,
+    exit_code_of,
+    record,
+    strip_frames,
+)
 from loaderdoctor.instrument.session import Session
 from loaderdoctor.instrument.session.hooks import Hooks, ImportWatch
 from loaderdoctor.instrument.session.script_process import (

@@ -138,7 +138,7 @@ class Channel:
         key = base64.b64decode(launch_config.authkey)
         # A rank has the launcher between itself and the command, or above the command; a rank that
         # the script starts has the script.
-        # A process that is recorded took the command's place: see `entry.recorded`.
+        # A process that is recorded took the command's place: see `entry`.
         n_above = (2 if launch_config.group else 1) - launch_config.watch
         return Channel(Client(launch_config.address, authkey=key), n_above=n_above)
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from loaderdoctor.instrument.command import bootstrap
-from loaderdoctor.instrument.entry.recorded import verdict
+from loaderdoctor.instrument.entry import verdict
 from loaderdoctor.instrument.wire.channel import (
     CHANNEL_VARIABLE,
     LaunchConfig,

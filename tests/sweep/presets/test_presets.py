@@ -16,7 +16,7 @@ from loaderdoctor.report.console import console_text
 from loaderdoctor.report.model import Trial as TrialRow
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep import Sweep
-from loaderdoctor.sweep.presets import PRESETS, find_preset
+from loaderdoctor.sweep.presets import MATRIX, PORTIONS, PRESETS, WHO_IS_FASTER, find_preset
 from loaderdoctor.sweep.presets.model import Figures, Preset
 from loaderdoctor.sweep.presets.published import (
     Found,
@@ -26,7 +26,6 @@ from loaderdoctor.sweep.presets.published import (
     row_settings,
     trials_of,
 )
-from loaderdoctor.sweep.presets.who_is_faster import MATRIX, PORTIONS, WHO_IS_FASTER
 from loaderdoctor.sweep.report_rows import trial_rows
 from loaderdoctor.tryout import Measurement, Options, Trial
 from loaderdoctor.tryout.measuring import Equipment

@@ -17,6 +17,7 @@ from loaderdoctor.instrument.wire.records import ContainerRecord, SafetyRecord
 from loaderdoctor.settings import (
     FILES_PER_WORKER,
     FORKED_WORKER_BYTES,
+    KEEPING,
     SPAWNED_WORKER_BYTES,
     Settings,
 )
@@ -31,8 +32,6 @@ OTHER_DESCRIPTORS = 128
 # Of the device's memory, what a dataset may take that is kept there.
 MAX_SHARE_OF_DEVICE = 0.5
 GIB = 1024**3
-# Settings by which what was there at first serves all epochs.
-_KEEPING = ("persistent_workers", "cache", "batched", "resident")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,7 +229,7 @@ def _shared_handles(change: Change) -> Hazard | None:
 def _changed_by_loop(change: Change) -> Hazard | None:
     """What is kept from epoch to epoch stays as it was when it was made."""
     what, asked = change.safety.changed, change.settings
-    kept = next((name for name in _KEEPING if getattr(asked, name)), None)
+    kept = next((name for name in KEEPING if getattr(asked, name)), None)
     if what is None or kept is None:
         return None
     of = f"`{what}` of the dataset" if what.isidentifier() else f"the dataset ({what})"

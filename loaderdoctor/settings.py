@@ -26,6 +26,8 @@ DEFAULT_PREFETCH_FACTOR = 2  # torch's own, for num_workers > 0
 # forked 11 MiB, spawned 281 MiB. Rounded up.
 FORKED_WORKER_BYTES = 40 * 2**20
 SPAWNED_WORKER_BYTES = 320 * 2**20
+# Settings by which what was there at first serves all epochs.
+KEEPING = ("persistent_workers", "cache", "batched", "resident")
 # Pipes of its index queue, sentinel, resource sharer: 4 with torch 2.14, and as many to be safe.
 FILES_PER_WORKER = 8
 

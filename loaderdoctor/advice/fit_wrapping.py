@@ -318,25 +318,28 @@ def _changes(node: ast.AST, held: set[str]) -> bool:
     return isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) in held
 
 
-def why_not_kept(facts: Facts) -> str | None:
-    """Why workers must not be kept from epoch to epoch; None where nothing is seen to speak for it.
+def why_not_kept(facts: Facts, setting: str = "persistent_workers") -> str | None:
+    """Why what a setting of `KEEPING` keeps must not be; None where nothing speaks against it.
 
-    `dataset.set_epoch(epoch)`: they would not hear of it.
+    `dataset.set_epoch(epoch)`, `loader.dataset.labels = labels`: it would stay as it was.
     """
     at = _changed_at(facts)
-    return at and (
-        f"{at} changes the dataset between epochs, which workers that are kept would not hear of: "
-        "they have their own copy."
-    )
+    if at is None:
+        return None
+    if setting == "persistent_workers":
+        why = "which workers that are kept would not hear of: they have their own copy."
+    else:
+        why = "and samples that are kept would stay as they were."
+    return f"{at} changes the dataset between epochs, {why}"
 
 
 def why_not_made_once(facts: Facts, loader: LoaderRecord) -> str | None:
     """What speaks against samples that are made once, whatever they take; None: nothing known."""
-    unsafe, at = why_unsafe(facts, Settings(cache=True)), _changed_at(facts)
+    unsafe, stale = why_unsafe(facts, Settings(cache=True)), why_not_kept(facts, "cache")
     if unsafe is not None:
         return unsafe.reason
-    if at is not None:
-        return f"{at} changes the dataset between epochs: samples that are kept would stay."
+    if stale is not None:
+        return stale
     if facts.step is None or loader.id not in facts.step.rebuilt:
         return None
     return (

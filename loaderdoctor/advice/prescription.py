@@ -75,7 +75,7 @@ from loaderdoctor.findings.input_parts import (
 )
 from loaderdoctor.findings.loop_words import OWN_BATCHES, makes_batches
 from loaderdoctor.findings.rules.batch_making import LARGE_BATCH_BYTES
-from loaderdoctor.settings import Settings
+from loaderdoctor.settings import KEEPING, Settings
 
 # More are not tried within a budget anyway: each costs several windows.
 MAX_CANDIDATES = 8
@@ -202,12 +202,11 @@ def _each_kind_first(ranked: list[Candidate]) -> list[Candidate]:
 def not_advised(facts: Facts, proposed: Iterable[Candidate]) -> tuple[NotAdvised, ...]:
     """Those of the candidates that would break the user's run, each with the reason."""
     out: list[NotAdvised] = []
-    stale = why_not_kept(facts)
     for candidate in proposed:
-        if candidate.settings.persistent_workers and stale is not None:
-            out.append(
-                NotAdvised(setting="persistent_workers", settings=candidate.settings, reason=stale)
-            )
+        kept = next((x for x in KEEPING if getattr(candidate.settings, x)), None)
+        stale = why_not_kept(facts, kept) if kept is not None else None
+        if kept is not None and stale is not None:
+            out.append(NotAdvised(setting=kept, settings=candidate.settings, reason=stale))
             continue
         unsafe = why_unsafe(facts, candidate.settings)
         if unsafe is not None:

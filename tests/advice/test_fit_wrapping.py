@@ -134,6 +134,8 @@ def test_workers_are_not_kept_from_what_each_epoch_tells_the_dataset(
     facts = facts_of(Path("train.py"), text=TOLD.format(line).lstrip("\n"))
     assert facts.main_loader is not None
     assert (why_not_kept(facts) is not None) is changes
+    samples = why_not_kept(facts, "batched")
+    assert (samples is not None and "samples that are kept" in samples) is changes
     kept = Candidate(
         settings=Settings(persistent_workers=True), kinds=(), loader=facts.main_loader.id,
         predicted_step_ms=None, prediction="",

@@ -9,13 +9,14 @@ import pytest
 from loaderdoctor.advice import Candidate
 from loaderdoctor.advice.code import edits_for
 from loaderdoctor.advice.ideas import CHANGES
-from loaderdoctor.advice.prescription import candidates, prescribe
+from loaderdoctor.advice.prescription import candidates, not_advised, prescribe
 from loaderdoctor.attribution.combine import facts_of_trace
 from loaderdoctor.facts import Facts
 from loaderdoctor.findings import Kind
 from loaderdoctor.findings.input_parts import pool_ms
 from loaderdoctor.findings.rules import find
 from loaderdoctor.settings import Settings
+from tests.advice.printed import SCRIPTS, facts_of
 from tests.findings.builders import (
     FLOAT_IMAGE,
     LABELS,
@@ -546,3 +547,22 @@ def test_no_workers_are_tried_first_where_starting_them_is_what_costs() -> None:
     dear = replace(CHEAP, batch_ms=0.7)  # 2.1 of the 7 ms that starting workers takes
     dearer = tuple(replace(dear, loader=x.loader) for x in facts.other_workers)
     assert proposed(joined(workers=dear, other_workers=dearer))[0].settings.persistent_workers
+
+
+def test_rows_are_not_indexed_at_once_where_the_script_gives_the_dataset_others() -> None:
+    facts = facts_of(SCRIPTS / "plain.py")
+    (loader_,) = facts.loaders
+    one = Candidate(
+        settings=Settings(batched=True),
+        kinds=(),
+        loader=loader_.id,
+        predicted_step_ms=None,
+        prediction="",
+    )
+    assert not_advised(facts, [one]) == ()
+    text = (SCRIPTS / "plain.py").read_text()
+    line = next(x for x in text.splitlines() if "train loop" in x)
+    indent = line[: len(line) - len(line.lstrip())]
+    told = text.replace(line, f"{indent}loader.dataset.labels = 1\n{line}")
+    again = facts_of(SCRIPTS / "plain.py", text=told)
+    assert [w.setting for w in not_advised(again, [one])] == ["batched"]

@@ -27,10 +27,13 @@ settings.load_profile("no deadline")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# A shell that starts a job in the background without job control has it ignore Ctrl-C, and children
-# inherit that: tests that interrupt a command would then wait for nothing.
+# A shell that starts a job in the background without job control has it ignore Ctrl-C, as `nohup`
+# does a closed terminal, and children inherit that: tests that interrupt a command would then wait
+# for nothing.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 ALONE = "alone"
 # Locked instead of files of their own, which would have to be removed whatever happens.

@@ -82,7 +82,7 @@ def test_what_is_no_size_is_refused(text: str) -> None:
 
 def test_the_default_is_half_of_what_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
     where = "loaderdoctor.commands.job_traces.memory_available_bytes"
-    for available, limit in ((64 << 30, 32 << 30), (1 << 20, LEAST_BYTES), (None, LEAST_BYTES)):
+    for available, limit in ((64 << 30, 32 << 30), (1 << 20, LEAST_BYTES)):
         monkeypatch.setattr(where, lambda n=available: n)
         assert memory_limit(None) == limit
 

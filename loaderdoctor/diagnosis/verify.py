@@ -159,7 +159,7 @@ class Verifier:
         self._allow(left_s)
         with self._over():
             for one in self.undecided:
-                if self._winners(self._single):
+                if any(tried.helps for tried in self._tried(self._single)):
                     break
                 self._compete([one])
         self._chosen = self._chosen or self._winners(self._single)
@@ -181,13 +181,18 @@ class Verifier:
 
     @property
     def undecided(self) -> list[int]:
-        """Settings that may still be the answer: what looks faster, then what was not looked at."""
+        """What may still be the answer: settings that look faster, then what was not looked at.
+
+        Of code the first that was not looked at goes behind the first setting.
+        """
         tried = [
             one
             for one in self._tried(self._single)
-            if not one.decided and not one.in_code and (one.promising or not one.n_rounds)
+            if not one.decided and (not one.n_rounds or (one.promising and not one.in_code))
         ]
-        return [one.trial.index for one in by_speed(tried)]
+        settings = by_speed([one for one in tried if not one.in_code])
+        code = [one for one in tried if one.in_code]
+        return [one.trial.index for one in (*settings[:1], *code[:1], *settings[1:], *code[1:])]
 
     @contextmanager
     def _over(self) -> Iterator[None]:

@@ -86,6 +86,7 @@ class Competition:
         if not open_ or number >= first + len(self.among) + MIN_ROUNDS + EXTRA_ROUNDS:
             return Done(reason="decided")
         first_look = all(one.n_rounds == 0 for one in tried) and len(open_) > 1
+        needs_setting = not any(one.n_rounds for one in tried if not one.in_code)
         most = max(self._n_steps(known, one) for one in open_)
         slow = self.n_steps < ENOUGH_STEPS
         sizes = [
@@ -101,7 +102,9 @@ class Competition:
             sizes = [replace(sizes[0], enough=ENOUGH_OF_A_POOL), *sizes]
         for own_size, size in zip(own_sizes, sizes, strict=True):
             n_own = own_size.whole(known.loop.observed.batches_per_cycle)
-            left = self._that_fit(known, open_, size, n_own, first_look=first_look)
+            left = self._that_fit(
+                known, open_, size, n_own, first_look=first_look, needs_setting=needs_setting
+            )
             if left:
                 break
         else:
@@ -130,6 +133,7 @@ class Competition:
         n_own: int,
         *,
         first_look: bool,
+        needs_setting: bool,
     ) -> list[Compared]:
         """Those that there is time for in a round; none where not even a pair of windows fits."""
         left_s, own_s = known.left_s(1.0), self.expected_s(known, 0, n_own)
@@ -139,7 +143,8 @@ class Competition:
         }
         ends_s = accumulate((expected_s[one.trial.index] for one in open_), initial=own_s)
         until_s = left_s * (FIRST_PART if first_look else 1.0)
-        left = _fitting(open_, max(1, sum(s <= until_s for s in ends_s) - 1))
+        room = max(1, sum(s <= until_s for s in ends_s) - 1)
+        left = _fitting(open_, room, needs_setting=needs_setting)
         fits = own_s + sum(expected_s[one.trial.index] for one in left) <= left_s
         return left if fits else []
 
@@ -229,9 +234,13 @@ def is_loose(one: Compared) -> bool:
     return step is not None and step.margin > to * step.value
 
 
-def _fitting(tried: Sequence[Compared], room: int) -> list[Compared]:
-    """The first that there is room for; settings of the loader's are among them."""
+def _fitting(tried: Sequence[Compared], room: int, *, needs_setting: bool) -> list[Compared]:
+    """The first that there is room for.
+
+    Settings of the loader's are among them, until one was looked at: where there is room for one
+    trial in a round, code would else never be.
+    """
     kept = list(tried[:room])
-    if kept and all(one.in_code for one in kept):
+    if needs_setting and all(one.in_code for one in kept):
         kept[-1:] = [one for one in tried if not one.in_code][:1] or kept[-1:]
     return kept

@@ -27,7 +27,7 @@ from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts.loop import AblationFacts, CpuFacts, Mechanisms, PageFacts, StepFacts
 from loaderdoctor.facts.step import Shares
 from loaderdoctor.instrument.wire.protocol import WindowRequest
-from tests.findings.builders import healthy, machine, step, workers
+from tests.findings.builders import healthy, machine, shares, step, trace, workers
 from tests.instrument.watched import Trainer, watch
 
 
@@ -427,3 +427,27 @@ def test_workers_whose_shards_have_ended_do_not_hide_the_busy_one() -> None:
     assert without_neighbours(BESIDE, other(1.6), uneven, 2.0) is BESIDE
     rested = workers(idle_share=0.65, least_idle_share=0.6)
     assert without_neighbours(BESIDE, other(1.6), rested, 2.0) is not BESIDE
+
+
+def test_a_little_input_beside_others_is_no_certain_verdict() -> None:
+    """A worker that idles 94 % beside a busy program: rounds said 8 % (5 to 14), runs apart 3."""
+
+    def judged(share: float, others: float) -> tuple[str, str]:
+        cpu = CpuFacts(
+            other_cores=others, waiting_threads=None, train_wait_share=0.3, throttled_share=None
+        )
+        split = shares(input_=share, copy=None)
+        return judge_run(
+            healthy(
+                shares=split,
+                shares_low={"input": 0.7 * share},
+                trace=trace(shares=split, has_accelerator=False),
+                step=step(clock="host", cpu=cpu),
+                machine=machine(usable_cpus=2.0),
+            )
+        )
+
+    assert judged(0.08, 1.0) == ("input", "uncertain")
+    assert judged(0.08, 0.1) == ("input", "moderate")
+    assert judged(0.12, 1.0) == ("input", "moderate")
+    assert judged(0.3, 1.0) == ("input", "high")

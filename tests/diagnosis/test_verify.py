@@ -297,6 +297,37 @@ def test_the_rest_of_the_step_is_no_limit_where_it_fought_with_itself() -> None:
     assert found.best.settings == Settings(num_workers=1, num_threads=1)
 
 
+def cached_or_as_slow(changed: Mapping[str, Any]) -> float:
+    return 5.0 if changed.get("cache") else 19.7
+
+
+def test_code_has_its_turn_where_a_round_has_room_for_one_trial() -> None:
+    """There the only place went to a setting each time, as long as there was one."""
+    alike = [Settings(num_workers=1), Settings(prefetch_factor=4), Settings(in_order=False)]
+
+    def tried(until: float) -> list[Settings]:
+        script_run = SimulatedRun({"plain": 20.0}, trial_ms=cached_or_as_slow, noise=0.1)
+        found = verifier(script_run, until=until).verify(alike, rest_ms=None, in_code=[CACHED])
+        return [t.settings for t in found.tried if t.n_rounds]
+
+    several = [found for i in range(4, 30) if len(found := tried(0.75 * i)) > 1]
+    assert min(map(len, several)) == 2
+    assert all(CACHED in found for found in several)
+
+
+def test_code_that_was_not_looked_at_has_its_turn_where_it_goes_on() -> None:
+    """Bytes for floats, 48 -> 5 ms, had none: what was left went to settings that gain little."""
+    alike = [Settings(num_workers=1), Settings(prefetch_factor=4)]
+    script_run = SimulatedRun({"plain": 20.0}, trial_ms=cached_or_as_slow, noise=0.1)
+    tries = verifier(script_run, until=0.0)
+    tries.verify(alike, rest_ms=None, in_code=[CACHED])
+    assert len(tries.undecided) == 3
+    found = tries.go_on(30.0)
+    tried = {t.settings: t for t in found.tried}
+    assert tried[CACHED].helps
+    assert alike[1] not in tried  # it ends with what is shown to help
+
+
 def test_where_there_is_time_for_two_they_are_the_best_of_either_kind() -> None:
     def run_until(until: float) -> list[Settings]:
         script_run = SimulatedRun({"plain": 20.0}, trial_ms=cached_or_workers, noise=0.01)

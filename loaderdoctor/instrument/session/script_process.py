@@ -43,6 +43,7 @@ def exit_now() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
+    threading.excepthook = lambda _: None  # of threads that read from them
     with contextlib.suppress(Exception):
         import psutil
 

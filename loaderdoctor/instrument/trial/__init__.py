@@ -200,17 +200,32 @@ def _kill(iterator: Any) -> None:
     and would wait for that for ever.
     """
     iterator._shutdown = True
-    for worker in iterator._workers:
-        worker.kill()
     thread = getattr(iterator, "_pin_memory_thread", None)
     if thread is not None:
+        _ends_quietly(thread)  # it may be receiving a batch
         iterator._pin_memory_thread_done_event.set()
+    for worker in iterator._workers:
+        worker.kill()
+    if thread is not None:
         thread.join(CLOSE_LIMIT_S)  # it looks at the event every five seconds
     for worker in iterator._workers:
         worker.join(CLOSE_LIMIT_S)
     for queue_ in (*iterator._index_queues, iterator._worker_result_queue):
         queue_.cancel_join_thread()
         queue_.close()
+
+
+def _ends_quietly(thread: threading.Thread) -> None:
+    """Let it print no traceback where what it reads from ends before it does."""
+    shown = threading.excepthook
+
+    def others(ended: threading.ExceptHookArgs) -> None:
+        if ended.thread is not thread or not isinstance(ended.exc_value, OSError | EOFError):
+            shown(ended)
+        elif threading.excepthook is others:
+            threading.excepthook = shown
+
+    threading.excepthook = others
 
 
 def _hide_from_handler(iterator: Any) -> None:

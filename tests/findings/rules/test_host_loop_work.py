@@ -11,10 +11,11 @@ from loaderdoctor.advice.prescription import code_advice
 from loaderdoctor.attribution.combine import facts_of_trace
 from loaderdoctor.attribution.verdict import judge_run
 from loaderdoctor.facts.host import CodeLine, LoopLineFacts, LoopPlace
+from loaderdoctor.facts.loop import AblationFacts
 from loaderdoctor.facts.trace import HostHotspot
 from loaderdoctor.findings import Severity
 from loaderdoctor.findings.rules.host import work_between_steps
-from tests.findings.builders import healthy, machine, shares, step, trace
+from tests.findings.builders import ablation, healthy, machine, shares, step, trace
 from tests.findings.case import Case, fires, stays_silent
 from tests.trace_facts import changed
 
@@ -176,6 +177,22 @@ def test_own_work_that_samples_show_for_certain_goes_before_smaller_parts() -> N
     # With an accelerator such work may be hidden, and the trace's share is the profiler's too.
     hidden = trace(shares=shares(host=0.14))
     assert judged(own=0.12, input_=0.01, trace=hidden) == ("compute", "none")
+
+
+def test_own_work_goes_before_a_copy_that_leaves_the_device_unhidden() -> None:
+    """33 ms of it and 21 of the device's in a row, as a copy waits: 55 ms, "copy, high, 27 %"."""
+
+    def judged(own: float, ablated: AblationFacts | None, *, host: float = 0.34) -> tuple[str, str]:
+        parts = shares(input_=0.0, copy=0.27, host=host)
+        seen = trace(shares=parts)
+        found = healthy(shares=parts, trace=seen, loop_lines=lines(place(), own=own))
+        return judge_run(replace(found, ablation=ablated))
+
+    known = ablation(input_ms=0.0, copy_ms=2.7)
+    assert judged(0.6, known) == ("host", "high")
+    assert judged(0.25, known) == ("copy", "high")  # what samples show is less than the copy
+    assert judged(0.6, known, host=0.2) == ("copy", "high")  # most of it is hidden
+    assert judged(0.6, None) == ("copy", "high")
 
 
 def test_the_advice_fits_what_is_called_and_where() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from typing import Any
 
@@ -85,3 +86,33 @@ def test_workers_that_died_with_a_lock_are_ended_in_bounded_time(nothing_is_left
     shut_down(iterator, stuck=True)
     assert not any(worker.is_alive() for worker in iterator._workers)
     lock.release()
+
+
+def test_a_thread_whose_worker_is_killed_prints_nothing_and_others_still_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A pin-memory thread may be receiving a batch from it: "Exception in thread Thread-6"."""
+    shown: list[str] = []
+    monkeypatch.setattr(threading, "excepthook", lambda ended: shown.append(str(ended.exc_value)))
+
+    def fails(error: Exception, when: threading.Event) -> threading.Thread:
+        def run() -> None:
+            when.wait(10)
+            raise error
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        return thread
+
+    iterator: Any = iter(DataLoader(range(64), batch_size=2, num_workers=1))  # type: ignore[arg-type]
+    next(iterator)
+    iterator._pin_memory_thread_done_event = threading.Event()
+    iterator._pin_memory_thread = fails(
+        ConnectionResetError("by the worker"), iterator._pin_memory_thread_done_event
+    )
+    now = threading.Event()
+    now.set()
+    shut_down(iterator, stuck=True)
+    assert not iterator._pin_memory_thread.is_alive()
+    fails(ConnectionResetError("of the script"), now).join()
+    assert shown == ["of the script"]

@@ -46,6 +46,7 @@ from typing import Any
 from public_cases import CASES, EXCLUDED, Case
 from public_data import MAKERS
 from public_table import (
+    OURS_BROKE,
     judged_anew,
     kept,
     meters_in,
@@ -200,6 +201,8 @@ def row_of(case: Case, clones: Path, data: Path, work: Path, args: argparse.Name
     row["why"] = why_wrong(case, row, truth, ended, ours)
     if row["why"]:
         row["tail"] = ours.output[-1500:]
+        if (broke := OURS_BROKE.search(ours.output)) is not None:
+            row["broke"] = ours.output[max(0, broke.start() - 1500) :][:3000]
     return row
 
 

@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 import tokenize
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -56,12 +57,13 @@ def exit_now() -> NoReturn:
 def exit_after_grace() -> None:
     """Start the daemon thread that ends the process if the script has not ended by itself.
 
-    From now on a thread of the script's that `StopTraining` ends prints no traceback of ours.
+    From now on a thread of the script's that `StopTraining` ends prints no traceback of ours, nor
+    one that pins batches where Python's exit ends the workers first.
     """
     shown = threading.excepthook
 
     def quietly(ended: threading.ExceptHookArgs) -> None:
-        if not isinstance(ended.exc_value, StopTraining):
+        if not isinstance(ended.exc_value, StopTraining) and not _lost_its_workers(ended):
             shown(ended)
 
     threading.excepthook = quietly
@@ -71,6 +73,12 @@ def exit_after_grace() -> None:
         exit_now()
 
     threading.Thread(target=wait, name="loaderdoctor-stop", daemon=True).start()
+
+
+def _lost_its_workers(ended: threading.ExceptHookArgs) -> bool:
+    """Whether it is torch's thread that pins, which was receiving from a worker that is no more."""
+    frames = traceback.walk_tb(ended.exc_traceback)
+    return any(frame.f_code.co_name == "_pin_memory_loop" for frame, _ in frames)
 
 
 def as_launched(environment: Mapping[str, str] = os.environ) -> tuple[int, int] | None:

@@ -12,15 +12,19 @@ from loaderdoctor.instrument.session.script_process import StopTraining, exit_af
 def train(error):
     raise error
 
+def _pin_memory_loop(error):
+    train(error)
+
 exit_after_grace()
-for error in (StopTraining(), ValueError("the script's own")):
-    thread = threading.Thread(target=train, args=(error,))
+lost, own = ConnectionResetError("by a worker"), ValueError("the script's own")
+for target, error in ((train, StopTraining()), (_pin_memory_loop, lost), (train, own)):
+    thread = threading.Thread(target=target, args=(error,))
     thread.start()
     thread.join()
 """
 
 
-def test_a_thread_that_trains_is_stopped_without_a_traceback_of_ours() -> None:
+def test_threads_end_without_a_traceback_of_ours() -> None:
     done = subprocess.run(
         [sys.executable, "-c", TRAINS_IN_A_THREAD],
         capture_output=True,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from loaderdoctor.attribution.cpu import others_cores
+from loaderdoctor.attribution.cpu import READY_IDLE_SHARE, others_cores
 from loaderdoctor.attribution.identity import host_bounds, without_profiler
 from loaderdoctor.facts import Facts
 from loaderdoctor.facts.host import batch_memory_ms
@@ -259,12 +259,16 @@ def _loader_may_cost_more(facts: Facts) -> bool:
 def _little_beside_others(facts: Facts) -> bool:
     """Whether other programs may be why input takes what makes it moderate.
 
-    Of an idle worker's loop beside one busy program on two CPUs rounds said 8 % (5 to 14), runs
-    apart 3 % ± 8.
+    Of workers that idle, and whose CPU time is all that a step can have waited for, more than of
+    others: beside one busy program on two CPUs, and what else ran at times, rounds said 8 to 15 %
+    of four loops (lower ends 5 to 8), runs apart 1 to 4 % ± 5 to 8.
     """
     cpus = facts.machine.usable_cpus if facts.machine is not None else None
-    crowded = others_cores(facts.step, cpus) is not None
-    return crowded and (facts.share("input") or 0.0) < BESIDE_OTHERS_SHARE
+    if others_cores(facts.step, cpus) is None:
+        return False
+    idle = facts.workers.all_idle_share if facts.workers is not None else None
+    ready = idle is not None and idle >= READY_IDLE_SHARE
+    return (facts.share("input") or 0.0) < (HIGH_SHARE if ready else BESIDE_OTHERS_SHARE)
 
 
 def _computes_at_the_edge(facts: Facts) -> bool:

@@ -430,9 +430,9 @@ def test_workers_whose_shards_have_ended_do_not_hide_the_busy_one() -> None:
 
 
 def test_a_little_input_beside_others_is_no_certain_verdict() -> None:
-    """A worker that idles 94 % beside a busy program: rounds said 8 % (5 to 14), runs apart 3."""
+    """Beside a busy program rounds said 8 % (5 to 14) of a worker that idles 94 %, runs apart 3."""
 
-    def judged(share: float, others: float) -> tuple[str, str]:
+    def judged(share: float, others: float, idle: float = 0.2) -> tuple[str, str]:
         cpu = CpuFacts(
             other_cores=others, waiting_threads=None, train_wait_share=0.3, throttled_share=None
         )
@@ -444,10 +444,13 @@ def test_a_little_input_beside_others_is_no_certain_verdict() -> None:
                 trace=trace(shares=split, has_accelerator=False),
                 step=step(clock="host", cpu=cpu),
                 machine=machine(usable_cpus=2.0),
+                workers=workers(idle_share=idle),
             )
         )
 
     assert judged(0.08, 1.0) == ("input", "uncertain")
     assert judged(0.08, 0.1) == ("input", "moderate")
     assert judged(0.12, 1.0) == ("input", "moderate")
-    assert judged(0.3, 1.0) == ("input", "high")
+    assert judged(0.12, 1.0, idle=0.85) == ("input", "uncertain")
+    assert judged(0.12, 0.1, idle=0.85) == ("input", "moderate")
+    assert judged(0.3, 1.0, idle=0.85) == ("input", "high")

@@ -46,6 +46,7 @@ class Running:
     cpus: list[int]
     gpus: list[str]
     groups: list[subprocess.Popen[bytes]]
+    temporary: str
     began: float
     until: float
 
@@ -54,7 +55,7 @@ class Running:
         return None if None in codes else next((c for c in codes if c), 0)
 
     def end(self) -> None:
-        """Ends what still runs, what it started included."""
+        """Ends what still runs, what it started included, and drops its temporary files."""
         for what, seconds in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, None)):
             for group in self.groups:
                 if group.poll() is None:
@@ -62,17 +63,19 @@ class Running:
             deadline = time.monotonic() + (seconds or 60.0)
             while self.exit_code() is None and time.monotonic() < deadline:
                 time.sleep(0.1)
+        shutil.rmtree(self.temporary, ignore_errors=True)
 
 
 def start(part: Part, cpus: list[int], gpus: list[str], folder: Path, clones: str) -> Running:
     """Starts its commands on `cpus`, seeing `gpus` alone, with a temporary folder of their own."""
     folder.mkdir(parents=True, exist_ok=True)
+    temporary = tempfile.mkdtemp(prefix=f"campaign-{part.name}-")
     env = os.environ | {
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
         "PART": str(folder),
         "CLONES": clones,
         "CUDA_VISIBLE_DEVICES": ",".join(gpus),
-        "TMPDIR": tempfile.mkdtemp(prefix=f"campaign-{part.name}-"),
+        "TMPDIR": temporary,
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": "1",
@@ -92,7 +95,7 @@ def start(part: Part, cpus: list[int], gpus: list[str], folder: Path, clones: st
                 )
             )
     now = time.monotonic()
-    return Running(part, cpus, gpus, groups, now, now + 1.5 * part.seconds)
+    return Running(part, cpus, gpus, groups, temporary, now, now + 1.5 * part.seconds)
 
 
 def campaign(

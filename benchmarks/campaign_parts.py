@@ -70,6 +70,27 @@ def _slow(name: str, where: str) -> Part:
     return Part(name=f"slow-{name}", seconds=540, cpus=2, commands=(_tests("slow", where),))
 
 
+def _audit_gpu(name: str, loops: str) -> Part:
+    """Half of them: each takes 52 s."""
+    command = f"{AUDIT} --kind gpu --only {loops} --budget 15 --rounds 3 --seconds 1"
+    return Part(name=name, seconds=525, cpus=3, gpus=1, commands=(command,))
+
+
+def _alarms_gpu(name: str, loops: str) -> Part:
+    """Half of them: 48 took 500 s."""
+    command = f"{ALARMS} --kind gpu --only {loops} --jobs 6 --cpus-each 2 --on-gpu 2"
+    return Part(name=name, seconds=530, cpus=12, gpus=1, commands=(command,))
+
+
+def _public_gpu(script: str) -> Part:
+    """One script: its truth, its diagnosis, and its first advice followed by hand."""
+    command = (
+        f"{PUBLIC} --only {script} --device cuda --advice --budget 45 --rounds 1 --cycles 2"
+        " --seconds 8"
+    )
+    return Part(name=f"public-{script}", seconds=300, cpus=8, gpus=1, commands=(command,))
+
+
 AUDIT = "python3 benchmarks/audit.py audit --seed 15 --json $PART/rows.jsonl"
 ALARMS = "python3 benchmarks/audit.py false-alarms --budget 10 --json $PART/rows.jsonl"
 DLIO = "python3 benchmarks/dlio.py --cpus-each 4 --data /dev/shm --json $PART/rows.jsonl"
@@ -86,13 +107,8 @@ PARTS = (
             "python3 benchmarks/hook_overhead.py",
         ),
     ),
-    Part(
-        name="audit-gpu",
-        seconds=525,
-        cpus=3,
-        gpus=1,
-        commands=(f"{AUDIT} --kind gpu --budget 15 --rounds 3 --seconds 1",),
-    ),
+    _audit_gpu("audit-gpu-1", "0-20"),
+    _audit_gpu("audit-gpu-2", "21-39"),
     Part(name="truth-16", seconds=550, cpus=16, gpus=1, commands=(_truth("truth-16"),)),
     Part(name="truth-12", seconds=550, cpus=12, gpus=1, commands=(_truth("truth-12"),)),
     Part(
@@ -101,24 +117,17 @@ PARTS = (
         cpus=12,
         commands=(f"{AUDIT} --kind cpu --jobs 4 --cpus-each 3 --rounds 6 --seconds 2",),
     ),
-    Part(
-        name="public-gpu",
-        seconds=370,
-        cpus=6,
-        gpus=1,
-        commands=(
-            f"{PUBLIC} --only torchvision-classification,imagenet --device cuda --advice"
-            " --budget 45 --rounds 1 --cycles 2 --seconds 8",
-        ),
-    ),
+    _public_gpu("torchvision-classification"),
+    _public_gpu("imagenet"),
+    _public_gpu("timm-train"),
     Part(
         name="uint8",
-        seconds=130,
-        cpus=6,
+        seconds=160,
+        cpus=10,  # it has eight workers
         gpus=1,
         commands=(
             "python3 benchmarks/prescription.py images_as_floats --budget 30 --turns 3 --seconds 4"
-            " --json $PART/rows.json",
+            " --runs $PART/runs --json $PART/rows.json",
         ),
     ),
     Part(
@@ -130,14 +139,26 @@ PARTS = (
         commands=(_truth("light-1"), _truth("light-2"), _truth("light-3")),
     ),
     Part(
+        name="tests-2",
+        seconds=350,
+        cpus=8,
+        gpus=2,
+        commands=(
+            _tests(
+                "gpu",
+                "tests/instrument/session/test_ranks_gpu.py"
+                " tests/instrument/session/test_compute_watch.py"
+                " tests/commands/sweep/test_command_jobs.py",
+            ),
+        ),
+    ),
+    Part(
         name="ranks",
-        seconds=320,
+        seconds=250,
         cpus=16,
         gpus=2,
         commands=(
             "python3 benchmarks/ranks.py --budget 15 --json $PART/rows.json",
-            _tests("gpu", "tests/instrument/session/test_ranks_gpu.py"),
-            _tests("gpu", "tests/commands/sweep/test_command_jobs.py"),
             "python3 -m loaderdoctor sweep --recipe compute --grid ddp=data_parallel,ddp --rounds 3"
             " --budget 90 --output $PART/runs/ddp -- --case parallel",
         ),
@@ -156,13 +177,8 @@ PARTS = (
         cpus=12,
         commands=(f"{ALARMS} --kind cpu --jobs 6 --cpus-each 2",),
     ),
-    Part(
-        name="alarms-gpu",
-        seconds=500,
-        cpus=12,
-        gpus=1,
-        commands=(f"{ALARMS} --kind gpu --jobs 6 --cpus-each 2 --on-gpu 2",),
-    ),
+    _alarms_gpu("alarms-gpu-1", "0-99"),
+    _alarms_gpu("alarms-gpu-2", "100-199"),
     Part(
         name="advice",
         seconds=500,

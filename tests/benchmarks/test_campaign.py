@@ -75,6 +75,11 @@ def test_what_runs_when_time_is_over_is_ended_with_all_that_it_started(tmp_path:
     assert how["b"] == "no time"
 
 
+def test_temporary_files_of_a_part_go_with_it(tmp_path: Path) -> None:
+    ends(tmp_path, part("a", "echo $TMPDIR; touch $TMPDIR/left"))
+    assert not Path((tmp_path / "a" / "out.txt").read_text().strip()).exists()
+
+
 def test_what_can_never_start_is_said_at_once(tmp_path: Path) -> None:
     public = part("public", "ls $CLONES")
     how = ends(tmp_path, part("gpu", "true", gpus=1), part("wide", "true", cpus=2), public)

@@ -9,8 +9,8 @@ import socket
 import sys
 import threading
 import time
-import traceback
 import tokenize
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType

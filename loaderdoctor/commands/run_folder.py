@@ -6,19 +6,20 @@ Commands import this only when they write: TensorBoard's and Jinja's packages, a
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from loaderdoctor.attribution import Attributed
+from loaderdoctor.attribution import Attributed, attribute
 from loaderdoctor.attribution.pictures import sample_times, tracks, waits_of_trace, waits_of_windows
 from loaderdoctor.attribution.step import usable
 from loaderdoctor.attribution.timeline import step_timelines, timelines_of_window
 from loaderdoctor.commands.output import progress
 from loaderdoctor.diagnosis import Diagnosis
-from loaderdoctor.diagnosis.analysis import Analysis
+from loaderdoctor.diagnosis.analysis import Analysis, overlay
 from loaderdoctor.diagnosis.gather import Advised
-from loaderdoctor.errors import RunError, UsageError
+from loaderdoctor.errors import LoaderdoctorError, RunError, UsageError
 from loaderdoctor.facts.step import SampleTimes, StepTimeline
 from loaderdoctor.instrument.wire.protocol import Observed, WindowDone
 from loaderdoctor.instrument.wire.worker_log import WorkerLog
@@ -31,9 +32,10 @@ from loaderdoctor.report.model import Report
 from loaderdoctor.report.traces import Overlay, worker_name, write_capture
 from loaderdoctor.report.traces.raw_trace import bytes_to_write
 from loaderdoctor.report.traces.scalars import write_scalars
-from loaderdoctor.report.traces.tensorboard import BASELINE, write_plugin_trace
+from loaderdoctor.report.traces.tensorboard import BASELINE, RANKS, write_plugin_trace
 from loaderdoctor.report.words.changes import changes_of
 from loaderdoctor.sweep.evidence import SweepEvidence
+from loaderdoctor.trace import read_trace
 from loaderdoctor.trace.source import BYTES_AT_LEAST, BYTES_PER_ROW_HELD
 from loaderdoctor.tryout.ablating import LoopEvidence
 from loaderdoctor.units import NS_PER_S
@@ -147,10 +149,31 @@ def write_run(folder: RunFolder, diagnosis: Diagnosis, report: Report, *, at: fl
     """Report, page, traces and scalars of a run that began at `at` (seconds since the epoch)."""
     text = console_text(report, folder=folder.path)
     folder.write_report(report, text)
-    diagnosis.write_traces(folder, at_ns=int(at * NS_PER_S))
+    _write_traces(folder, diagnosis, at_ns=int(at * NS_PER_S))
     write_scalars(report, folder.tensorboard, console_text=text, at=at)
     extras = extras_of_diagnosis(report, diagnosis.shown, diagnosis.analysis, diagnosis.advised)
     write_html(report, folder, extras)
+
+
+def _write_traces(folder: RunFolder, diagnosis: Diagnosis, *, at_ns: int) -> None:
+    """Both files of the profiled window, and of every rank's where there are several.
+
+    Of a trace that can't be read a line says so.
+    """
+    shown, analysis, group = diagnosis.shown, diagnosis.analysis, diagnosis.group
+    if shown is None or analysis is None or analysis.attributed is None:
+        return
+    profiled = shown.profiled
+    assert profiled is not None
+    assert profiled.trace_path is not None
+    try:
+        added = overlay(analysis, profiled)
+        write_capture(folder, BASELINE, Path(profiled.trace_path), at_ns=at_ns, overlay=added)
+        for rank, path in group.traces.items() if group is not None else ():
+            added = Overlay.of(tracks(attribute(read_trace(path))))
+            write_capture(folder, RANKS, path, at_ns=at_ns, overlay=added, rank=rank)
+    except LoaderdoctorError as error:
+        sys.stderr.write(f"loaderdoctor: the traces were not written: {error}\n")
 
 
 def write_files(

@@ -5,15 +5,12 @@ Of a script's process (`commands.diagnose`) or of this one (`api`); what was lea
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from loaderdoctor.attribution import attribute
 from loaderdoctor.attribution.cpu import machine_notes
-from loaderdoctor.attribution.pictures import tracks
-from loaderdoctor.diagnosis.analysis import Analysis, GroupAnalysis, analyse, analyse_group, overlay
+from loaderdoctor.diagnosis.analysis import Analysis, GroupAnalysis, analyse, analyse_group
 from loaderdoctor.diagnosis.budget import (
     Allowance,
     DiagnosisOptions,
@@ -39,20 +36,16 @@ from loaderdoctor.diagnosis.gather import (
 )
 from loaderdoctor.diagnosis.prescribe import not_advised_rows, prescribed_rows, trial_rows
 from loaderdoctor.diagnosis.verify import Verification, Verifier, loop_trials
-from loaderdoctor.errors import LoaderdoctorError, RunError
+from loaderdoctor.errors import RunError
 from loaderdoctor.findings.exposure import loader_is_open
 from loaderdoctor.instrument.command.launched_run import ScriptRunLike, TrainingBeganError
 from loaderdoctor.instrument.command.rank_group import RankGroup
 from loaderdoctor.instrument.command.repeated_run import RepeatedRun
 from loaderdoctor.instrument.wire.protocol import BATCHES_REPLAYED, Observed
-from loaderdoctor.report import RunFolder
 from loaderdoctor.report.build import Judged, RunNotes, Tried, build_report, rank_rows
 from loaderdoctor.report.model import Report, ReportWarning
-from loaderdoctor.report.traces import Overlay, write_capture
-from loaderdoctor.report.traces.tensorboard import BASELINE, RANKS
 from loaderdoctor.report.words.first_screen import SLOW_START
 from loaderdoctor.report.words.method import of_first_epoch
-from loaderdoctor.trace import read_trace
 from loaderdoctor.tryout.ablating import MAX_LONGER_ROUNDS, MAX_ROUNDS, LoopEvidence, slow_start
 from loaderdoctor.tryout.answers import answered
 from loaderdoctor.tryout.measuring import Equipment
@@ -129,10 +122,12 @@ class Diagnosis:
             first_until=until,
             finer_until=seconds.finer_until_s(now) if options.verify else until,
             open_until=lambda: self._open_until_s(seconds),
+            beyond_until=lambda: self._beyond_until_s(seconds),
             may_defer=options.verify,
             ablate=options.ablate,
             with_copy=self._with_copy,
         )
+        until = seconds.most_until_s if self._beyond else until
         if options.memory_history is not None and script_run.ended is None:
             self._tell("recording the memory history")
             self.history = record(gatherer, script_run.measure, options.memory_history)
@@ -203,19 +198,32 @@ class Diagnosis:
             self._verify(gatherer, seconds.until_s)
             known = self.analysis or known
 
+    def _beyond_until_s(self, seconds: Allowance) -> float:
+        """Until when rounds may go on where there are too few: now, where they tell something.
+
+        Else the second cap; on an accelerator, where profile and trials follow, half of the way.
+        """
+        assert self.evidence is not None
+        known = self.analysis or self._analyse(self.evidence)
+        self._beyond = lacks_rounds(known.severity, known.facts, self.evidence) and self._goes_on(
+            seconds, open_beyond(seconds.budget_s, seconds.most_budget_s)
+        )
+        if not self._beyond:
+            return self._clock()
+        on_device = self.evidence.observed.device is not None
+        return seconds.beyond_until_s(self._clock()) if on_device else seconds.most_until_s
+
     def _measure_beyond(self, gatherer: Gatherer, seconds: Allowance) -> None:
-        """Rounds up to the second cap, where there are too few to tell anything; where as above."""
-        evidence, script_run = gatherer.evidence, self._script_run
-        known = self.analysis or self._analyse(evidence)
-        on_device = evidence.observed.device is not None
-        if on_device or not lacks_rounds(known.severity, known.facts, evidence):
+        """Such rounds, where a profile does not forbid them; then settings, if none were tried."""
+        evidence = gatherer.evidence
+        if evidence.observed.device is not None:
             return
-        if not self._goes_on(seconds, open_beyond(seconds.budget_s, seconds.most_budget_s)):
+        until = self._beyond_until_s(seconds)
+        if not self._beyond:
             return
-        self._beyond, until = True, seconds.most_until_s
         gatherer.ablate(until=until, with_copy=self._with_copy, most=MAX_ROUNDS)
         self.analysis = self._analyse(evidence)
-        if self._options.verify and self.verification is None and script_run.ended is None:
+        if self._options.verify and self.verification is None and self._script_run.ended is None:
             self._verify(gatherer, until)
 
     def _measure_first_advice(self, seconds: Allowance) -> None:
@@ -379,22 +387,3 @@ class Diagnosis:
         elif self.verification is not None and not self.verification.complete:
             said[("not-all-tried", NOT_ALL_TRIED)] = None
         return tuple(ReportWarning(kind=kind, text=text) for kind, text in said)
-
-    def write_traces(self, folder: RunFolder, *, at_ns: int) -> None:
-        """Both files of the profiled window, and of every rank's where there are several.
-
-        A trace that can't be read became a warning.
-        """
-        if self.shown is None or self.analysis is None or self.analysis.attributed is None:
-            return
-        profiled = self.shown.profiled
-        assert profiled is not None
-        assert profiled.trace_path is not None
-        try:
-            added = overlay(self.analysis, profiled)
-            write_capture(folder, BASELINE, Path(profiled.trace_path), at_ns=at_ns, overlay=added)
-            for rank, path in self.group.traces.items() if self.group is not None else ():
-                added = Overlay.of(tracks(attribute(read_trace(path))))
-                write_capture(folder, RANKS, path, at_ns=at_ns, overlay=added, rank=rank)
-        except LoaderdoctorError as error:
-            sys.stderr.write(f"loaderdoctor: the traces were not written: {error}\n")

@@ -23,6 +23,7 @@ from loaderdoctor.findings.exposure import is_open, loader_is_open
 from loaderdoctor.instrument.command.launched_run import ScriptRunLike
 from loaderdoctor.instrument.command.repeated_run import RepeatedRun
 from loaderdoctor.instrument.wire.protocol import ProfilerSchedule
+from loaderdoctor.setting_words import capitalised
 from loaderdoctor.tryout.ablating import MAX_LONGER_ROUNDS, NO_TIME, LoopEvidence
 from loaderdoctor.tryout.comparing import Compared
 from loaderdoctor.tryout.competition import is_loose
@@ -135,6 +136,10 @@ class Allowance:
         """When longer rounds of an uncertain verdict are to end, where settings may follow."""
         return self._part_s(now_s, LONGER_SHARE)
 
+    def beyond_until_s(self, now_s: float) -> float:
+        """When rounds beyond the budget are to end, where profile and trials follow."""
+        return now_s + (self.most_until_s - now_s) * LONGER_SHARE
+
     def _part_s(self, now_s: float, share: float) -> float:
         return now_s + (self.until_s - now_s) * share
 
@@ -199,13 +204,12 @@ def unsettled(
             f"{ablation.n_rounds} rounds did not settle it: something else takes turns with "
             "the loop on this machine. Run it again when that is idle."
         )
-    if beyond:
-        return f"Twice the budget was used up: --budget {4 * budget_s:g} measures longer."
-    used = f"The budget of {budget_s:g} s was used up"
+    budget = "twice the budget" if beyond else f"the budget of {budget_s:g} s"
     if evidence.observed.device is not None and evidence.profiled is not None:
         # None follows the profile there (see gather).
-        used = f"What rounds may take of the budget of {budget_s:g} s was used up"
-    return f"{used}: --budget {2 * budget_s:g} measures longer."
+        budget = f"what rounds may take of {budget}"
+    more_s = (4 if beyond else 2) * budget_s
+    return f"{capitalised(budget)} was used up: --budget {more_s:g} measures longer."
 
 
 def lacks_rounds(severity: VerdictSeverity, facts: Facts, evidence: LoopEvidence) -> bool:
@@ -224,7 +228,7 @@ def lacks_rounds(severity: VerdictSeverity, facts: Facts, evidence: LoopEvidence
 def open_beyond(budget_s: float, most_s: float) -> str:
     """Why it takes longer than `budget_s`, in a sentence; `most_s` is the second cap."""
     return (
-        f"what the loader costs is still open after {budget_s:g} s: it is measured for longer, "
+        f"{budget_s:g} s do not suffice to tell what the loader costs: it is measured for longer, "
         f"until {most_s:g} s at most."
     )
 

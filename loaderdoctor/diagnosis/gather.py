@@ -43,7 +43,7 @@ from loaderdoctor.settings import Settings
 from loaderdoctor.trace import read_trace
 from loaderdoctor.tryout.ablating import MAX_LONGER_ROUNDS, Ablation, LoopEvidence
 from loaderdoctor.tryout.measuring import PROFILED_FACTOR
-from loaderdoctor.tryout.windows import slow_start_s
+from loaderdoctor.tryout.windows import MIN_ROUNDS, slow_start_s
 
 # Each of the loop's threads stands this part of the time without a CPU: two threads on two CPUs
 # then took 2 to 30 times as long as one (`benchmarks/contention.py`).
@@ -99,6 +99,7 @@ class Gatherer(Ablation):
         first_until: float | None = None,
         finer_until: float | None = None,
         open_until: Callable[[], float] | None = None,
+        beyond_until: Callable[[], float] | None = None,
         may_defer: bool = False,
     ) -> None:
         """Everything but trials. The times are on this gatherer's clock, for ablation.
@@ -111,7 +112,8 @@ class Gatherer(Ablation):
         own work has no line.
 
         On an accelerator no round can follow the profile. Where the shares are still open before
-        it, `open_until` is asked until when more may take.
+        it, `open_until` is asked until when more may take, and `beyond_until` where there are too
+        few to tell anything.
         """
         if not self.plain():
             return
@@ -132,6 +134,8 @@ class Gatherer(Ablation):
         is_open = ablate and bool(self.evidence.rounds) and not self.settled
         if profile_last and is_open and open_until is not None:
             self.ablate(until=open_until(), with_copy=with_copy, most=MAX_LONGER_ROUNDS)
+        if profile_last and beyond_until is not None and len(self.evidence.rounds) < MIN_ROUNDS:
+            self.ablate(until=beyond_until(), with_copy=with_copy)
         if profile_last:
             self.profiled()
 

@@ -52,12 +52,17 @@ def diagnosed(
 
 
 def noisy(
-    *, noise: float, no_input: float = 83.0, seed: int = 2, device: str | None = None
+    *,
+    noise: float,
+    no_input: float = 83.0,
+    seed: int = 2,
+    device: str | None = None,
+    step_ms: float = 100.0,
 ) -> SimulatedRun:
-    """A step of 100 ms, of which the loader takes what `no_input` lacks."""
+    """A step of which the loader takes what `no_input` lacks, in percent."""
     return SimulatedRun(
-        {"plain": 100.0, "no_input": no_input},
-        trial_ms=lambda _: 100.0,
+        {"plain": step_ms, "no_input": step_ms * no_input / 100.0},
+        trial_ms=lambda _: step_ms,
         noise=noise,
         seed=seed,
         device=device,
@@ -240,7 +245,7 @@ def test_too_few_rounds_to_tell_anything_are_made_up_for_beyond_the_budget(tmp_p
     script_run = slow(700.0)
     made = diagnosed(script_run, tmp_path, budget_s=45.0, say=said.append)
     assert said == [
-        "what the loader costs is still open after 45 s: it is measured for longer, until 90 s at "
+        "45 s do not suffice to tell what the loader costs: it is measured for longer, until 90 s at "
         "most."
     ]
     assert 45.0 < script_run.now_s <= 90.0
@@ -251,12 +256,27 @@ def test_too_few_rounds_to_tell_anything_are_made_up_for_beyond_the_budget(tmp_p
     assert low < 700.0 / 12 < high < 0.3 * 700.0
 
 
+def test_on_an_accelerator_they_are_made_up_for_before_the_profile(tmp_path: Path) -> None:
+    """One round of 16 workers on six CPUs: "28 % (0 to 78 %)", and none may follow the profile."""
+    said: list[str] = []
+    script_run = slow(700.0, device="cuda:0")
+    made = diagnosed(script_run, tmp_path, budget_s=45.0, say=said.append)
+    assert len(said) == 1 and "do not suffice" in said[0]
+    assert 45.0 < script_run.now_s <= 90.0
+    assert made.evidence is not None and len(made.evidence.rounds) >= MIN_ROUNDS
+    modes = [r.mode for r in script_run.asked]
+    assert "no_input" not in modes[modes.index("profiled") :]
+    noise = noisy(noise=0.3, device="cuda:0", step_ms=700.0)
+    summary = diagnosed(noise, tmp_path, budget_s=45.0).report().verdict.summary
+    assert "What rounds may take of twice the budget was used up: --budget 180" in summary
+
+
 @pytest.mark.parametrize(
     ("script_run", "budget_s"),
     [
         (slow(100.0), 45.0),  # rounds enough
         (slow(700.0), 120.0),
-        (slow(700.0, device="cuda:0"), 45.0),  # none may follow its profile
+        (slow(100.0, device="cuda:0"), 45.0),
     ],
 )
 def test_rounds_enough_need_no_second_cap(

@@ -245,8 +245,8 @@ def test_too_few_rounds_to_tell_anything_are_made_up_for_beyond_the_budget(tmp_p
     script_run = slow(700.0)
     made = diagnosed(script_run, tmp_path, budget_s=45.0, say=said.append)
     assert said == [
-        "45 s do not suffice to tell what the loader costs: it is measured for longer, until 90 s at "
-        "most."
+        "45 s do not suffice to tell what the loader costs: it is measured for longer, until 90 s "
+        "at most."
     ]
     assert 45.0 < script_run.now_s <= 90.0
     assert made.evidence is not None and len(made.evidence.rounds) >= MIN_ROUNDS

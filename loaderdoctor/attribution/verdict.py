@@ -261,7 +261,7 @@ def _little_beside_others(facts: Facts) -> bool:
 
     Of workers that idle, and whose CPU time is all that a step can have waited for, more than of
     others: beside one busy program on two CPUs, and what else ran at times, rounds said 8 to 15 %
-    of four loops (lower ends 5 to 8), runs apart 1 to 4 % ± 5 to 8.
+    of four loops (lower ends 5 to 8), runs apart 1 to 4 % ± 5 to 21.
     """
     cpus = facts.machine.usable_cpus if facts.machine is not None else None
     if others_cores(facts.step, cpus) is None:

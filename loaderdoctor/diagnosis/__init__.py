@@ -198,10 +198,10 @@ class Diagnosis:
             self._verify(gatherer, seconds.until_s)
             known = self.analysis or known
 
-    def _beyond_until_s(self, seconds: Allowance) -> float:
-        """Until when rounds may go on where there are too few: now, where they tell something.
+    def _beyond_until_s(self, seconds: Allowance) -> float | None:
+        """Until when rounds may go on that are too few to tell anything; None where they are not.
 
-        Else the second cap; on an accelerator, where profile and trials follow, half of the way.
+        The second cap; on an accelerator, where profile and trials follow, half of the way.
         """
         assert self.evidence is not None
         known = self.analysis or self._analyse(self.evidence)
@@ -209,7 +209,7 @@ class Diagnosis:
             seconds, open_beyond(seconds.budget_s, seconds.most_budget_s)
         )
         if not self._beyond:
-            return self._clock()
+            return None
         on_device = self.evidence.observed.device is not None
         return seconds.beyond_until_s(self._clock()) if on_device else seconds.most_until_s
 
@@ -219,7 +219,7 @@ class Diagnosis:
         if evidence.observed.device is not None:
             return
         until = self._beyond_until_s(seconds)
-        if not self._beyond:
+        if until is None:
             return
         gatherer.ablate(until=until, with_copy=self._with_copy, most=MAX_ROUNDS)
         self.analysis = self._analyse(evidence)

@@ -99,7 +99,7 @@ class Gatherer(Ablation):
         first_until: float | None = None,
         finer_until: float | None = None,
         open_until: Callable[[], float] | None = None,
-        beyond_until: Callable[[], float] | None = None,
+        beyond_until: Callable[[], float | None] | None = None,
         may_defer: bool = False,
     ) -> None:
         """Everything but trials. The times are on this gatherer's clock, for ablation.
@@ -113,7 +113,7 @@ class Gatherer(Ablation):
 
         On an accelerator no round can follow the profile. Where the shares are still open before
         it, `open_until` is asked until when more may take, and `beyond_until` where there are too
-        few to tell anything.
+        few to tell anything: None where no more would help.
         """
         if not self.plain():
             return
@@ -134,8 +134,10 @@ class Gatherer(Ablation):
         is_open = ablate and bool(self.evidence.rounds) and not self.settled
         if profile_last and is_open and open_until is not None:
             self.ablate(until=open_until(), with_copy=with_copy, most=MAX_LONGER_ROUNDS)
-        if profile_last and beyond_until is not None and len(self.evidence.rounds) < MIN_ROUNDS:
-            self.ablate(until=beyond_until(), with_copy=with_copy)
+        few = profile_last and len(self.evidence.rounds) < MIN_ROUNDS
+        until_s = beyond_until() if few and beyond_until is not None else None
+        if until_s is not None:
+            self.ablate(until=until_s, with_copy=with_copy)
         if profile_last:
             self.profiled()
 

@@ -271,6 +271,17 @@ def test_on_an_accelerator_they_are_made_up_for_before_the_profile(tmp_path: Pat
     assert "What rounds may take of twice the budget was used up: --budget 180" in summary
 
 
+@pytest.mark.parametrize("device", [None, "cuda:0"])
+def test_why_no_round_came_stays_the_reason(device: str | None, tmp_path: Path) -> None:
+    script_run = slow(100.0, device=device)
+    script_run.failing = frozenset({"no_input"})
+    said: list[str] = []
+    made = diagnosed(script_run, tmp_path, budget_s=45.0, say=said.append)
+    assert said == []
+    assert made.evidence is not None and not made.evidence.rounds
+    assert made.evidence.ablation_reason == "broken"
+
+
 @pytest.mark.parametrize(
     ("script_run", "budget_s"),
     [

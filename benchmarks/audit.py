@@ -17,7 +17,8 @@ of them; on cores of their own where the machine tells which CPUs share one and 
 or with `--apart 2` on every second CPU. Of those on a GPU one at a time, or `--on-gpu N` as each
 other's neighbours. More GPUs: a process for each (CUDA_VISIBLE_DEVICES, taskset). `--crowd N` puts
 N processes that are always busy beside each loop, on any of its CPUs: more than there are, and a
-thread that sleeps is late each time that it wakes up.
+thread that sleeps is late each time that it wakes up. `--lasts S` ends an audit's loops after S
+seconds: a diagnosis starts such a script again.
 
 One JSON line a loop goes to stderr, or `--json FILE`; a table to stdout; `audit_table.py` makes one
 of the lines of several processes. The exit code is 0 where
@@ -136,6 +137,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--waiting", action="store_true", help="no loop needs the CPU: for a busy machine"
     )
+    parser.add_argument("--lasts", type=float, help="of an audit's loops, seconds; endless")
     parser.add_argument("--keep", type=Path, help="keep scripts and run folders here")
     args = parser.parse_args()
     usual = (40, 20.0) if args.command == "audit" else (200, 15.0)
@@ -226,7 +228,8 @@ def audit_row(
 
     n_after = max(1, args.rounds // 2)
     before = runs(max(1, args.rounds - n_after))
-    report, took_s = diagnose(loop, script_of(loop, calibration), folder, args.budget)
+    script = script_of(loop, calibration, lasts_s=args.lasts)
+    report, took_s = diagnose(loop, script, folder, args.budget)
     after = runs(n_after)
     truth = truth_of(loop, {name: ms + after[name] for name, ms in before.items()})
     said = said_by(report)

@@ -48,6 +48,7 @@ MAKING = (
     Kind.MANY_SMALL_FILES,
     Kind.COLD_STORAGE,
     Kind.GIL_CONTENTION,
+    Kind.LOOP_SLOWED_BY_WORKERS,
 )
 
 # Findings that whole batches answer: the price of samples one by one, and of stacking them.

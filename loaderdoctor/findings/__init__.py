@@ -37,6 +37,7 @@ class Kind(str, Enum):
     IDLE_WORKERS = "idle-workers"
     WORKERS_JUST_KEEP_UP = "workers-just-keep-up"
     GIL_CONTENTION = "gil-contention"
+    LOOP_SLOWED_BY_WORKERS = "loop-slowed-by-workers"
     BATCH_PAGE_FAULTS = "batch-page-faults"
     ALLOCATOR_PAGE_FAULTS = "allocator-page-faults"
     PIN_THREAD_BOUND = "pin-thread-bound"
@@ -215,6 +216,7 @@ PARTS: Mapping[str, tuple[Kind, ...]] = {
         Kind.THREAD_OVERSUBSCRIPTION,
         Kind.IDLE_WORKERS,
         Kind.GIL_CONTENTION,
+        Kind.LOOP_SLOWED_BY_WORKERS,
         Kind.BATCH_PAGE_FAULTS,
         Kind.PIN_THREAD_BOUND,
         Kind.COLD_STORAGE,

@@ -116,6 +116,26 @@ def contention_cost(facts: Facts) -> Cost | None:
     return part if part.share >= MODERATE_SHARE and part.ms > mapped_ms else None
 
 
+def slowed_cost(facts: Facts) -> Cost | None:
+    """Of `contention_cost` what the loop's own thread takes longer beside its workers.
+
+    CPU time that grew next to them, but for mapping batches, and time that it stood ready with no
+    CPU free: of one that waits for the interpreter neither grows. None where it is the smaller
+    part, within its noise, or not recorded.
+    """
+    extra, ablation = contention_cost(facts), facts.ablation
+    seen = ablation.mechanisms if ablation is not None else None
+    if extra is None or seen is None or not num_workers(facts):
+        return None
+    ran, queued = (
+        x.value if x is not None and x.bounded and x.low > 0.0 else 0.0
+        for x in (seen.cpu_ms, seen.run_queue_ms)
+    )
+    slowed_ms = max(0.0, ran - (mapping_ms(facts) or 0.0)) + queued
+    part = extra.part(min(slowed_ms, extra.ms))
+    return part if part.ms >= MAX_WAIT_PART * extra.ms and part.share >= MODERATE_SHARE else None
+
+
 def mapping_ms(facts: Facts) -> float | None:
     """What the training thread pays, a step, to map what workers hand over and to free it again.
 

@@ -42,6 +42,7 @@ RULES: tuple[Rule, ...] = (
     starved.idle_workers,
     starved.workers_just_keep_up,
     contention.gil_contention,
+    threads.loop_slowed_by_workers,
     contention.batch_page_faults,
     contention.allocator_page_faults,
     contention.pin_thread_bound,
@@ -111,6 +112,7 @@ OVERRULES: tuple[Overrule, ...] = (
             Kind.HEAD_OF_LINE_STALL,
             Kind.IDLE_WORKERS,
             Kind.GIL_CONTENTION,
+            Kind.LOOP_SLOWED_BY_WORKERS,
             Kind.BATCH_PAGE_FAULTS,
             Kind.SAMPLER_BOUND,
         ),
@@ -125,6 +127,7 @@ OVERRULES: tuple[Overrule, ...] = (
             Kind.CPU_SATURATED_WORKERS,
             Kind.COLLATE_BOUND,
             Kind.GIL_CONTENTION,
+            Kind.LOOP_SLOWED_BY_WORKERS,
         ),
         reason="these call for workers or blame collating, which is part of the same overhead",
     ),
@@ -146,7 +149,11 @@ OVERRULES: tuple[Overrule, ...] = (
     ),
     Overrule(
         winner=Kind.THREAD_OVERSUBSCRIPTION,
-        losers=(Kind.CPU_SATURATED_WORKERS, Kind.GIL_CONTENTION),
+        losers=(
+            Kind.CPU_SATURATED_WORKERS,
+            Kind.GIL_CONTENTION,
+            Kind.LOOP_SLOWED_BY_WORKERS,
+        ),
         reason="the CPU is full of threads that compete, which is the cause worth naming",
     ),
     Overrule(

@@ -27,7 +27,7 @@ from loaderdoctor.findings.exposure import (
     num_workers,
     trace_alone,
 )
-from loaderdoctor.findings.input_parts import contention_cost, mapping_cost
+from loaderdoctor.findings.input_parts import contention_cost, mapping_cost, slowed_cost
 from loaderdoctor.findings.rules.saturated import no_more_workers
 
 # In one measured case the loop waited 0.2 ms a step and removing the loader gained 2.1 of 5.4 ms:
@@ -106,12 +106,13 @@ def gil_contention(facts: Facts) -> Finding | None:
     Decides on: input cost by ablation (its lower bound) against the wait in plain windows, less
     what mapping the batches takes (`batch-page-faults`); or a background thread whose fetching
     burns CPU, with exposed input time.
-    Abstains: no loader thread in this process (background, pin-memory), no ablation, or the CPU is
-    full (then threads compete for cores, not for the GIL).
-    Fooled by: memory bandwidth or clock speed lost to workers, which looks the same from here.
+    Abstains: no loader thread in this process (background, pin-memory), no ablation, the CPU is
+    full (then threads compete for cores, not for the GIL), or the loop's thread was seen to run for
+    longer (`loop-slowed-by-workers`), which one that waits for the GIL does not.
+    Fooled by: memory bandwidth or clock speed lost to workers where CPU times were not recorded.
     """
     extra, cost = contention_cost(facts), input_cost(facts)
-    thread = _loader_thread(facts)
+    thread = _loader_thread(facts) if slowed_cost(facts) is None else None
     if extra is not None and thread is not None and not cpu_saturated(facts):
         wait_ms = facts.step.raw_wait_ms if facts.step is not None else None
         return Finding(

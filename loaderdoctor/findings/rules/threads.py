@@ -1,4 +1,4 @@
-"""More busy threads than CPUs: library threads in every worker, or the loop's own."""
+"""More busy threads than CPUs: library threads in every worker, or the loop's own; slowed loops."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from loaderdoctor.facts.step import MODERATE_SHARE
 from loaderdoctor.findings import EvidenceValue, Finding, Kind, Prediction, Severity
 from loaderdoctor.findings.capacity import cpu_cores_used, cpu_saturated, cpus_words
 from loaderdoctor.findings.exposure import Cost, input_cost, loader_id, num_workers, severity
-from loaderdoctor.findings.input_parts import contention_cost
+from loaderdoctor.findings.input_parts import contention_cost, slowed_cost
 
 # CPU time above wall time: the worker runs more than one thread while it makes a batch.
 MIN_MULTITHREADED_CPU_SHARE = 1.2
@@ -258,4 +258,43 @@ def _oversubscribed(facts: Facts, cost: Cost, what: str, *, n_threads: int) -> F
         },
         advice="Limit library threads: torch.set_num_threads, cv2.setNumThreads(0), "
         "OMP_NUM_THREADS and OPENBLAS_NUM_THREADS.",
+    )
+
+
+def loop_slowed_by_workers(facts: Facts) -> Finding | None:
+    """The loader costs the step though the loop hardly waits: workers slow its thread.
+
+    Decides on: input cost by ablation (its lower bound) against the wait in plain windows, where
+    CPU time of the training thread outside fetching and mapping batches, and its time ready with no
+    CPU free, are longer beside the workers than with ready batches by at least half of the rest.
+    Abstains: no workers, no ablation of two rounds, CPU times not recorded, or the CPU is full.
+    Fooled by: a thread that spins while the device works, and the device that is slowed.
+    """
+    cost, extra = slowed_cost(facts), contention_cost(facts)
+    if cost is None or extra is None or cpu_saturated(facts):
+        return None
+    step, n = facts.step, num_workers(facts) or 0
+    wait_ms = step.raw_wait_ms if step is not None else None
+    cores = step.worker_cpu_cores if step is not None else None
+    return Finding(
+        kind=Kind.LOOP_SLOWED_BY_WORKERS,
+        severity=cost.severity,
+        share=cost.share,
+        loader=loader_id(facts),
+        summary=(
+            f"The loop waits only {fmt.ms(wait_ms)} for its loader, yet without it the step is "
+            f"{extra.of_step} shorter: beside its {fmt.count(n, 'worker')} the loop's own thread "
+            f"runs, or stands ready, for {fmt.ms(cost.ms)} longer. They share caches, memory "
+            "bandwidth, the clock rate and cores of two threads."
+        ),
+        evidence={
+            "slowed_ms_per_step": cost.ms,
+            "input_ms_per_step": extra.ms,
+            "raw_wait_ms_per_step": wait_ms,
+            "step_ms": cost.step_ms,
+            "num_workers": n,
+            "worker_cpu_cores": cores,
+        },
+        advice="Give the workers less to do: decode once and keep the pixels, hand over bytes in "
+        "place of floats, transform whole batches on the device.",
     )

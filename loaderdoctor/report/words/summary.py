@@ -52,6 +52,7 @@ CAUSES: Mapping[Kind, str] = {
     Kind.GC_IN_WORKERS: "Python's garbage collector stops the workers",
     Kind.UNEVEN_SHARDS: "some workers come to the end of their shards early",
     Kind.GIL_CONTENTION: "a loading thread holds the interpreter that the loop needs",
+    Kind.LOOP_SLOWED_BY_WORKERS: "the loop's own work takes longer while its workers run",
     Kind.BATCH_PAGE_FAULTS: "the loop maps each batch's new shared memory page by page",
     Kind.PIN_THREAD_BOUND: "pinning the batches is slow",
     Kind.COLD_STORAGE: "the files were not cached yet",
@@ -81,9 +82,7 @@ _OF_BOUND: Mapping[Bound, tuple[Kind, ...]] = {
     "communication": (Kind.SLOW_RANK,),
     "host": (
         *PARTS["host"],
-        Kind.GC_PAUSES,
-        Kind.GIL_CONTENTION,
-        Kind.THREAD_OVERSUBSCRIPTION,
+        *(Kind.GC_PAUSES, Kind.GIL_CONTENTION, Kind.THREAD_OVERSUBSCRIPTION),
     ),
 }
 _COST: Mapping[Bound, str] = {

@@ -11,13 +11,13 @@ from loaderdoctor.advice.code import edits_for
 from loaderdoctor.advice.prescription import prescribe
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts import Facts
-from loaderdoctor.facts.loop import CpuFacts, ThreadTrial
+from loaderdoctor.facts.loop import CpuFacts, Mechanisms, ThreadTrial
 from loaderdoctor.findings import Kind, Severity
 from loaderdoctor.findings.rules import find
 from loaderdoctor.findings.rules.contention import (
     gil_contention,
 )
-from loaderdoctor.findings.rules.threads import thread_oversubscription
+from loaderdoctor.findings.rules.threads import loop_slowed_by_workers, thread_oversubscription
 from loaderdoctor.settings import Settings
 from tests.findings.builders import (
     healthy,
@@ -30,7 +30,7 @@ from tests.findings.builders import (
     workers,
 )
 from tests.findings.case import Case, fires, stays_silent
-from tests.findings.input_facts import FULL_CPU, LOW
+from tests.findings.input_facts import FULL_CPU, LOW, UNSEEN, with_pages
 
 
 def cpu(**changes: Any) -> CpuFacts:
@@ -74,6 +74,27 @@ def tried(
     )
 
 
+def slowed(
+    *, ran_ms: float, queued_ms: float = 0.0, margin: float = 0.1, facts: Facts = UNSEEN
+) -> Facts:
+    """The run, whose training thread takes so much more CPU time beside its workers."""
+
+    def around(ms: float) -> Estimate:
+        return Estimate(value=ms, low=ms - margin, high=ms + margin, n=3)
+
+    assert facts.ablation is not None
+    seen = Mechanisms(
+        wait_ms=around(0.2),
+        exposed=False,
+        run_queue_ms=around(queued_ms),
+        cpu_ms=around(ran_ms),
+        interpreter_ms=around(2.0),  # it copies without the lock, but that is not known
+    )
+    return replace(facts, ablation=replace(facts.ablation, mechanisms=seen))
+
+
+SLOWED = slowed(ran_ms=1.5)
+
 CASES = (
     Case(
         rule=thread_oversubscription,
@@ -94,9 +115,46 @@ CASES = (
             "threads": with_exposed(input_=0.6, workers=workers(n_threads=None, cpu_share=2.5)),
         },
     ),
+    Case(
+        rule=loop_slowed_by_workers,
+        ill=SLOWED,
+        share=0.15,  # 1.5 ms of the 1.84 that no wait shows
+        severity=Severity.MODERATE,
+        evidence={"slowed_ms_per_step": 1.5, "input_ms_per_step": 1.84, "num_workers": 4},
+        says=("waits only 0.20 ms", "beside its 4 workers", "1.50 ms longer"),
+        silent={
+            "it hardly runs for longer": slowed(ran_ms=0.4),
+            "that is mapping its batches": slowed(ran_ms=1.5, facts=with_pages()),
+            "within the noise": slowed(ran_ms=1.5, margin=1.6),
+            "the CPU is full": replace(
+                SLOWED, step=step(raw_wait_ms=0.2, worker_cpu_cores=6.5, main_cpu_cores=1.0)
+            ),
+            "a thread in place of workers": replace(
+                SLOWED, loaders=(loader(settings={"num_workers": 0, "background": "host"}),)
+            ),
+        },
+        missing={"mechanisms": UNSEEN},
+    ),
 )
 test_a_rule_fires_with_its_figures = fires(CASES)
 test_a_rule_stays_silent_on_look_alikes_and_missing_facts = stays_silent(CASES)
+
+
+def test_a_thread_that_runs_for_longer_is_not_said_to_wait_for_the_interpreter() -> None:
+    assert gil_contention(UNSEEN) is not None
+    assert gil_contention(SLOWED) is None
+    assert gil_contention(slowed(ran_ms=0.0)) is not None
+    queued = slowed(ran_ms=0.2, queued_ms=1.2)
+    assert gil_contention(queued) is None and loop_slowed_by_workers(queued) is not None
+
+
+def test_cheaper_samples_and_fewer_workers_are_proposed_for_a_slowed_loop() -> None:
+    many = loader(settings={"num_workers": 16, "pin_memory": True})
+    facts = replace(SLOWED, loaders=(many,), workers=workers(n_workers=16, batch_ms=30.0))
+    found = find(facts)
+    assert Kind.LOOP_SLOWED_BY_WORKERS in {f.kind for f in found}
+    changes = [c.settings.num_workers for c in prescribe(facts, found).candidates]
+    assert any(n is not None and n < 16 for n in changes)
 
 
 def test_starved_thread_pools_on_a_full_cpu_are_oversubscription() -> None:

@@ -151,7 +151,7 @@ def timed_run(
     last_s = seconds / (2 * n_cycles) if ready else seconds
     if ready:
         env |= {"STOPWATCH_READY": str(last_s), "STOPWATCH_CYCLES": str(n_cycles)}
-    last = (AGAIN if ready else PLAIN, n_cycles - 1)
+    last = (AGAIN, n_cycles - 1) if ready else (PLAIN, 0)
     began = time.monotonic()
     first: float | None = None
     plain = 0

@@ -209,14 +209,18 @@ def background_thread(case: Case) -> list[Candidate]:
     Which of it a batch is made of shows only in a trial; what waits is known to overlap.
     """
     facts, have = case.facts, case.loader.settings
-    on = have.background in ("host", "device")
-    if Kind.GIL_CONTENTION in case.found and on:
+    on, fights = have.background in ("host", "device"), Kind.GIL_CONTENTION in case.found
+    if fights and on:
         n = min(workers_needed(facts) or 1, worker_limit(facts) or 1)
         predicted_ms, how = pool_ms(facts, n, at_best=True)
         changes: dict[str, Value] = {"background": "off", "num_workers": n}
         return case.propose(
             Kind.GIL_CONTENTION, changes=changes, predicted_ms=predicted_ms, how=how
         )
+    if fights and have.pin_memory and have.num_workers:
+        how = "no thread pins then; what the copies take instead, only a trial tells"
+        changes = {"pin_memory": False}
+        return case.propose(Kind.GIL_CONTENTION, changes=changes, predicted_ms=None, how=how)
     answered = tuple(kind for kind in _LOOP_KINDS if kind in case.found)
     if not answered or on or have.num_workers or case.loader.library is not None:
         return []

@@ -375,6 +375,21 @@ def test_ready_batches_come_and_go_as_often_as_asked_for(tmp_path: Path) -> None
 
 
 @pytest.mark.slow  # a process that imports torch
+def test_a_run_as_it_is_ends_after_its_seconds_however_many_turns_others_take(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT.replace("range(6)", "range(10_000)")))
+    plain, ready, ended = public_truth.timed_run(
+        [sys.executable, str(script)], cwd=tmp_path, env=os.environ, folder=tmp_path / "log",
+        seconds=1.0, ready=False, n_cycles=2,
+    )  # fmt: skip
+    assert plain is not None and ready is None
+    assert plain.n_steps * plain.step_ms > 500.0  # of its second
+    assert ended.seconds < public_truth.START_LIMIT_S / 2
+
+
+@pytest.mark.slow  # a process that imports torch
 def test_a_script_gets_ready_batches_once_they_are_due_and_epochs_keep_their_length(
     tmp_path: Path,
 ) -> None:

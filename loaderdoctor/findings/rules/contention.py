@@ -40,10 +40,16 @@ MIN_GIL_CPU_SHARE = 0.5
 # 0.94, and 0.91 to 0.98 for pinning one batch over the step.
 MIN_PIN_BUSY_SHARE = 0.85
 
+_PINNING = "the pin-memory thread"
 _OWN_INTERPRETERS = Prediction(
     sentence="Worker processes would do that work in their own interpreters.",
     setting="num_workers",
     which="more",
+)
+_NOTHING_PINNED = Prediction(
+    sentence="With pin_memory=False no such thread would run.",
+    setting="pin_memory",
+    value=False,
 )
 # Fewer a step are not memory of each step: 0 to 5 were left where glibc kept it
 # (`benchmarks/allocator.py`).
@@ -122,16 +128,19 @@ def gil_contention(facts: Facts) -> Finding | None:
             loader=loader_id(facts),
             summary=(
                 f"The loop waits only {fmt.ms(wait_ms)} for its loader, yet without it the step is "
-                f"{extra.of_step} shorter: {thread} takes the interpreter from the loop."
+                f"{extra.of_step} shorter: {thread} takes the interpreter, or memory "
+                "bandwidth, from the loop."
             ),
-            predictions=(_OWN_INTERPRETERS,),
+            predictions=(_NOTHING_PINNED if thread == _PINNING else _OWN_INTERPRETERS,),
             evidence={
                 "input_ms_per_step": extra.ms,
                 "raw_wait_ms_per_step": wait_ms,
                 "step_ms": extra.step_ms,
                 "cpu_cores_used": cpu_cores_used(facts),
             },
-            advice="Let worker processes do the loading, and hand fewer, larger objects to the "
+            advice="Hand fewer bytes and fewer, larger objects to the training process."
+            if thread == _PINNING
+            else "Let worker processes do the loading, and hand fewer, larger objects to the "
             "training process.",
         )
     share = facts.workers.cpu_share if facts.workers is not None else None
@@ -238,7 +247,7 @@ def _loader_thread(facts: Facts) -> str | None:
     if loader is None:
         return None
     if loader.settings.pin_memory and loader.settings.num_workers:
-        return "the pin-memory thread"
+        return _PINNING
     return "its own thread" if loader.kind == "foreign" else None
 
 

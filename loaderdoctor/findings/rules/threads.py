@@ -9,7 +9,7 @@ from loaderdoctor.facts import Facts
 from loaderdoctor.facts.loop import ThreadTrial
 from loaderdoctor.facts.step import MODERATE_SHARE
 from loaderdoctor.findings import EvidenceValue, Finding, Kind, Prediction, Severity
-from loaderdoctor.findings.capacity import cpu_cores_used, cpu_saturated, cpus_words
+from loaderdoctor.findings.capacity import cpu_cores_used, cpu_saturated, cpus_words, workers_needed
 from loaderdoctor.findings.exposure import Cost, input_cost, loader_id, num_workers, severity
 from loaderdoctor.findings.input_parts import contention_cost, slowed_cost
 
@@ -273,7 +273,13 @@ def loop_slowed_by_workers(facts: Facts) -> Finding | None:
     cost, extra = slowed_cost(facts), contention_cost(facts)
     if cost is None or extra is None or cpu_saturated(facts):
         return None
-    step, n = facts.step, num_workers(facts) or 0
+    step, n, needed = facts.step, num_workers(facts) or 0, workers_needed(facts)
+    fewer_at_once = Prediction(
+        sentence=f"num_workers={needed} would keep up, and fewer run beside the loop at once.",
+        setting="num_workers",
+        which="fewer",
+        value=needed,
+    )
     wait_ms = step.raw_wait_ms if step is not None else None
     cores = step.worker_cpu_cores if step is not None else None
     return Finding(
@@ -287,6 +293,7 @@ def loop_slowed_by_workers(facts: Facts) -> Finding | None:
             f"runs, or stands ready, for {fmt.ms(cost.ms)} longer. They share caches, memory "
             "bandwidth, the clock rate and cores of two threads."
         ),
+        predictions=(fewer_at_once,) if needed is not None and needed < n else (),
         evidence={
             "slowed_ms_per_step": cost.ms,
             "input_ms_per_step": extra.ms,

@@ -51,7 +51,7 @@ CAUSES: Mapping[Kind, str] = {
     Kind.IDLE_WORKERS: "some workers have nothing to do",
     Kind.GC_IN_WORKERS: "Python's garbage collector stops the workers",
     Kind.UNEVEN_SHARDS: "some workers come to the end of their shards early",
-    Kind.GIL_CONTENTION: "a loading thread holds the interpreter that the loop needs",
+    Kind.GIL_CONTENTION: "a loading thread takes the interpreter, or memory, from the loop",
     Kind.LOOP_SLOWED_BY_WORKERS: "the loop's own work takes longer while its workers run",
     Kind.BATCH_PAGE_FAULTS: "the loop maps each batch's new shared memory page by page",
     Kind.PIN_THREAD_BOUND: "pinning the batches is slow",

@@ -71,7 +71,7 @@ CASES = (
         share=0.184,  # 2.1 ms less the 0.2 ms waited and 0.06 ms of start-up
         severity=Severity.MODERATE,
         evidence={"raw_wait_ms_per_step": 0.2, "input_ms_per_step": 1.84},
-        says=("waits only 0.20 ms", "the pin-memory thread takes the interpreter"),
+        says=("waits only 0.20 ms", "the pin-memory thread takes the interpreter, or memory"),
         silent={
             "the loop waits for it": with_exposed(input_=0.21, step=step(raw_wait_ms=2.0)),
             "within the noise": with_exposed(input_=0.21, margin=2.0, step=step(raw_wait_ms=0.2)),

@@ -157,6 +157,11 @@ def test_cheaper_samples_and_fewer_workers_are_proposed_for_a_slowed_loop() -> N
     assert any(n is not None and n < 16 for n in changes)
 
 
+def test_a_loop_without_its_pinning_thread_is_tried_where_that_is_accused() -> None:
+    made = prescribe(UNSEEN, find(UNSEEN)).candidates
+    assert any(c.settings.pin_memory is False and Kind.GIL_CONTENTION in c.kinds for c in made)
+
+
 def test_starved_thread_pools_on_a_full_cpu_are_oversubscription() -> None:
     busy = workers(n_threads=8, cpu_share=0.3)
     assert thread_oversubscription(with_exposed(input_=0.6, workers=busy, step=FULL_CPU))

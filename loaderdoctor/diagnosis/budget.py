@@ -320,10 +320,12 @@ def lacks(known: Analysis, verification: Verification | None, *, undecided: bool
     `undecided`: whether something was tried too seldom to tell, or not at all.
     """
     rows = prescribed_rows(known.facts, known.prescription, verification)
-    if not rows or rows[0].to is None:
-        return None  # without `to` it is a change of code, which no trial measures
-    if rows[0].measured_step_ms is None:
+    if not rows:
+        return None
+    if rows[0].measured_step_ms is None:  # be it code that no trial measures: others may help
         return Lacks(again=None) if undecided else None
+    if rows[0].to is None:
+        return None  # code that helps stays apart, and is not what leads
     lead = loose_lead(verification)
     return Lacks(again=lead) if lead is not None else None
 

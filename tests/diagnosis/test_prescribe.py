@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from msgspec import structs
@@ -12,6 +14,8 @@ from loaderdoctor.advice import Candidate, CodeAdvice, Prescription
 from loaderdoctor.advice.ideas import CHANGES
 from loaderdoctor.advice.prescription import prescribe
 from loaderdoctor.attribution.verdict import judge_run
+from loaderdoctor.diagnosis.analysis import Analysis
+from loaderdoctor.diagnosis.budget import lacks
 from loaderdoctor.diagnosis.prescribe import not_advised_rows, prescribed_rows, trial_rows
 from loaderdoctor.diagnosis.verify import Verification
 from loaderdoctor.estimate import Noise, Sample
@@ -384,3 +388,13 @@ def test_the_loops_own_work_goes_before_measured_settings_of_another_cause(
     assert {row.measured_step_ms for row in rows if row.to is not None} == {step_ms}
     (idea,) = [row for row in rows if row.to is None and "workers do it" in row.setting]
     assert "shape_words (train.py:16), called from train.py:31" in (idea.summary or "")
+
+
+def test_it_goes_on_where_code_is_advised_first_and_something_was_not_tried() -> None:
+    facts = starved()
+    prescription = replace(prescribe(facts, find(facts)), candidates=())
+    known = cast("Analysis", SimpleNamespace(facts=facts, prescription=prescription))
+    first = prescribed_rows(facts, prescription, None)[0]
+    assert first.to is None and first.measured_step_ms is None
+    assert lacks(known, None, undecided=True) is not None
+    assert lacks(known, None, undecided=False) is None

@@ -97,11 +97,14 @@ def prescribed_rows(
 
 
 def _rank(row: model.Recommendation, quick: Collection[str]) -> int:
-    """What was measured, one line of code, settings and what else can be written, mere ideas."""
+    """What was measured, one line of code, settings and what else can be written, mere ideas.
+
+    Settings of which only a trial can tell anything, and that none has tried, come last.
+    """
     if row.measured_step_ms is not None:
         return -1  # never below a prediction for the same cause
     if row.from_ is not None or row.to is not None:
-        return 1
+        return 1 if row.predicted_step_ms is not None or row.seen_step_ms is not None else 3
     if not (row.code or row.command):
         return 2
     return 0 if row.setting in quick else 1

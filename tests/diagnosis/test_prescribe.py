@@ -27,8 +27,17 @@ from loaderdoctor.report.words.changes import changes_of
 from loaderdoctor.settings import Settings
 from loaderdoctor.tryout import Trial
 from loaderdoctor.tryout.comparing import Compared, by_speed
-from tests.findings.builders import healthy, machine, shares, trace, workers
-from tests.findings.routes_facts import starved
+from tests.findings.builders import (
+    healthy,
+    loader,
+    machine,
+    shares,
+    step,
+    trace,
+    with_exposed,
+    workers,
+)
+from tests.findings.routes_facts import DECODING, starved
 from tests.findings.rules.test_host_loop_work import lines, place
 
 
@@ -398,3 +407,29 @@ def test_it_goes_on_where_code_is_advised_first_and_something_was_not_tried() ->
     assert first.to is None and first.measured_step_ms is None
     assert lacks(known, None, undecided=True) is not None
     assert lacks(known, None, undecided=False) is None
+
+
+def test_what_only_a_trial_can_tell_comes_behind_what_is_predicted_until_it_was_tried() -> None:
+    pinned = loader(
+        settings={"num_workers": 16, "prefetch_factor": 2, "pin_memory": True},
+        dataset="ImageFolder",
+        n_samples=80_000,
+    )
+    facts = with_exposed(
+        input_=0.25,
+        loaders=(pinned,),
+        step=step(raw_wait_ms=0.2, worker_cpu_cores=5.1, main_cpu_cores=1.2),
+        machine=machine(usable_cpus=16.0),
+        workers=workers(
+            n_workers=16, batch_ms=55.0, fetch_ms=49.0, idle_share=0.65, lines=(DECODING,)
+        ),
+    )
+    prescription = prescribe(facts, find(facts))
+    without = Settings(pin_memory=False)
+    assert without in {c.settings for c in prescription.candidates}
+    *_, last = prescribed_rows(facts, prescription, None)
+    assert (last.setting, last.to) == ("pin_memory", False)
+    faster = compared_(without, [10.0, 10.1, 9.9], [8.0, 8.1, 7.9])
+    tried = Verification(tried=(faster,), best=faster, complete=True)
+    first, *_ = prescribed_rows(facts, prescription, tried)
+    assert (first.setting, first.to) == ("pin_memory", False)

@@ -18,6 +18,7 @@ from loaderdoctor.findings.capacity import (
 )
 from loaderdoctor.findings.exposure import has_accelerator, input_cost, num_workers
 from loaderdoctor.findings.input_parts import (
+    fewer_that_keep_up,
     least_without_ms,
     pace_kept,
     pool_ms,
@@ -252,10 +253,9 @@ def fewer_workers(case: Case) -> list[Candidate]:
     if Kind.IDLE_WORKERS in case.found and workers is not None:
         busy = workers.n_workers - workers.n_idle_workers
         wanted.append((Kind.IDLE_WORKERS, max(1, busy), "the idle workers made nothing"))
-    needed = workers_needed(case.facts)
-    if Kind.LOOP_SLOWED_BY_WORKERS in case.found and needed is not None:
-        why = "as many as make a batch in a step's time: fewer run beside the loop at once"
-        wanted.append((Kind.LOOP_SLOWED_BY_WORKERS, needed, why))
+    if Kind.LOOP_SLOWED_BY_WORKERS in case.found and (few := fewer_that_keep_up(case.facts)):
+        why = "they make a batch in a step's time, and fewer run beside the loop at once"
+        wanted.append((Kind.LOOP_SLOWED_BY_WORKERS, few, why))
     out = []
     for kind, count, why in wanted:
         if count < n:

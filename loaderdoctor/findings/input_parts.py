@@ -20,6 +20,7 @@ from loaderdoctor.findings.capacity import (
     pool_falls_short_ms,
     rest_ms,
     run_wait_share,
+    workers_needed,
 )
 from loaderdoctor.findings.exposure import Cost, Part, input_cost, num_workers
 
@@ -134,6 +135,12 @@ def slowed_cost(facts: Facts) -> Cost | None:
     slowed_ms = max(0.0, ran - (mapping_ms(facts) or 0.0)) + queued
     part = extra.part(min(slowed_ms, extra.ms))
     return part if part.ms >= MAX_WAIT_PART * extra.ms and part.share >= MODERATE_SHARE else None
+
+
+def fewer_that_keep_up(facts: Facts) -> int | None:
+    """Workers that make a batch in a step's time, and one more; None where those are no fewer."""
+    needed, n = workers_needed(facts), num_workers(facts) or 0
+    return needed + 1 if needed is not None and needed + 1 < n else None
 
 
 def mapping_ms(facts: Facts) -> float | None:

@@ -9,9 +9,9 @@ from loaderdoctor.facts import Facts
 from loaderdoctor.facts.loop import ThreadTrial
 from loaderdoctor.facts.step import MODERATE_SHARE
 from loaderdoctor.findings import EvidenceValue, Finding, Kind, Prediction, Severity
-from loaderdoctor.findings.capacity import cpu_cores_used, cpu_saturated, cpus_words, workers_needed
+from loaderdoctor.findings.capacity import cpu_cores_used, cpu_saturated, cpus_words
 from loaderdoctor.findings.exposure import Cost, input_cost, loader_id, num_workers, severity
-from loaderdoctor.findings.input_parts import contention_cost, slowed_cost
+from loaderdoctor.findings.input_parts import contention_cost, fewer_that_keep_up, slowed_cost
 
 # CPU time above wall time: the worker runs more than one thread while it makes a batch.
 MIN_MULTITHREADED_CPU_SHARE = 1.2
@@ -273,12 +273,12 @@ def loop_slowed_by_workers(facts: Facts) -> Finding | None:
     cost, extra = slowed_cost(facts), contention_cost(facts)
     if cost is None or extra is None or cpu_saturated(facts):
         return None
-    step, n, needed = facts.step, num_workers(facts) or 0, workers_needed(facts)
-    fewer_at_once = Prediction(
-        sentence=f"num_workers={needed} would keep up, and fewer run beside the loop at once.",
+    step, n, spared = facts.step, num_workers(facts) or 0, fewer_that_keep_up(facts)
+    at_once = Prediction(
+        sentence=f"num_workers={spared} would keep up, and fewer run beside the loop at once.",
         setting="num_workers",
         which="fewer",
-        value=needed,
+        value=spared,
     )
     wait_ms = step.raw_wait_ms if step is not None else None
     cores = step.worker_cpu_cores if step is not None else None
@@ -290,10 +290,10 @@ def loop_slowed_by_workers(facts: Facts) -> Finding | None:
         summary=(
             f"The loop waits only {fmt.ms(wait_ms)} for its loader, yet without it the step is "
             f"{extra.of_step} shorter: beside its {fmt.count(n, 'worker')} the loop's own thread "
-            f"runs, or stands ready, for {fmt.ms(cost.ms)} longer. They share caches, memory "
-            "bandwidth, the clock rate and cores of two threads."
+            f"runs, or stands ready, for {fmt.ms(cost.ms)} longer. They share caches and "
+            "memory bandwidth, and a core where two CPUs are its threads."
         ),
-        predictions=(fewer_at_once,) if needed is not None and needed < n else (),
+        predictions=(at_once,) if spared is not None else (),
         evidence={
             "slowed_ms_per_step": cost.ms,
             "input_ms_per_step": extra.ms,

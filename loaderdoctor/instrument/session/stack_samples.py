@@ -32,7 +32,7 @@ from typing import Final, NamedTuple, TypeVar
 
 import torch
 
-from loaderdoctor.instrument.system import ask_as_usual, ask_soon
+from loaderdoctor.instrument.system import ask_as_usual, ask_soon, wake_in_time
 from loaderdoctor.instrument.wire.measured import FramePlace, StackPlace, StackRecord, Stage
 from loaderdoctor.instrument.workers.user_code import OWN, USER, kind_of, place_of
 
@@ -89,6 +89,7 @@ class StackSampler:
     def _run(self) -> None:
         chance = random.Random()  # not the module's: the user's random numbers stay theirs
         n = 0
+        wake_in_time()
         try:
             while not self._stopping.is_set() and n < MAX_STACK_SAMPLES:
                 sys.setprofile(None)  # torch's Python tracer, which watches every thread

@@ -28,7 +28,7 @@ from typing import Any, Final
 
 import torch
 
-from loaderdoctor.instrument.system import ask_as_usual, ask_soon
+from loaderdoctor.instrument.system import ask_as_usual, ask_soon, wake_in_time
 from loaderdoctor.instrument.wire.record_file import Kind, RecordWriter
 from loaderdoctor.instrument.workers.fetch_clock import (
     BOTH_OVER_OWN,
@@ -129,15 +129,13 @@ class LineSampler:
 
     def _run(self) -> None:
         python_threads.add(threading.get_native_id())
+        wake_in_time()
         chance = random.Random()  # not the module's: the user's random numbers stay theirs
         interval_s = INTERVAL_S
         idle = n_stack_samples = 0
         try:
             while not self._stopping:
-                pause_s = interval_s * (0.5 + chance.random())
-                due_s = time.perf_counter() + pause_s
-                time.sleep(pause_s)
-                late_s = time.perf_counter() - due_s
+                time.sleep(interval_s * (0.5 + chance.random()))
                 if self._watched is None:
                     idle += 1
                     if idle < IDLE_STACK_SAMPLES:
@@ -147,9 +145,7 @@ class LineSampler:
                     idle = 0
                     continue
                 idle = 0
-                # Taken by force, after the switch interval, it is a place like any other.
-                given_up = late_s < sys.getswitchinterval()
-                if given_up and ask_soon(beside_queues=True):
+                if ask_soon(beside_queues=True):
                     time.sleep(SOON_WITHIN_S * chance.random())
                     ask_as_usual()
                 watched = self._watched

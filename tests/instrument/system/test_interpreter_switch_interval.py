@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from loaderdoctor.instrument.system import SOON_S, ask_as_usual, ask_soon
+from loaderdoctor.instrument.system import SOON_BESIDE_ANY_S, SOON_S, ask_as_usual, ask_soon
 
 THEIRS_S = 0.004
 
@@ -63,6 +63,21 @@ def test_threads_that_send_for_queues_are_looked_past_where_asked_for() -> None:
     finally:
         queue.close()
         queue.join_thread()
+
+
+def test_beside_threads_that_may_compute_turns_are_longer_than_alone() -> None:
+    done = threading.Event()
+    ask_soon(beside_any=True)
+    assert is_soon()
+    thread = threading.Thread(target=done.wait)
+    thread.start()
+    assert ask_soon(beside_any=True)
+    beside = sys.getswitchinterval()
+    done.set()
+    thread.join()
+    assert beside == pytest.approx(SOON_BESIDE_ANY_S)
+    ask_as_usual()
+    assert sys.getswitchinterval() == pytest.approx(THEIRS_S)
 
 
 def test_what_the_script_sets_meanwhile_stays() -> None:

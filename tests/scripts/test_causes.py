@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.scripts.memory_group import little_memory
 from tests.scripts.running import CAUSES, diagnose
@@ -65,6 +67,21 @@ def test_fewer_collections_are_tried_in_the_running_loop(tmp_path: Path) -> None
     assert done.gain is not None and done.gain > 1.2
 
 
+def subnormals_cost() -> bool:
+    """Whether this CPU takes longer to multiply them, by what matters: some do, others don't."""
+
+    def fastest_ms(value: float) -> float:
+        a, b = torch.full((256, 256), value), torch.rand(256, 256)
+        times = []
+        for _ in range(30):
+            began = time.perf_counter()
+            a @ b
+            times.append(time.perf_counter() - began)
+        return min(times)
+
+    return fastest_ms(1e-40) > 1.5 * fastest_ms(1.0)
+
+
 @pytest.mark.parametrize(
     ("how", "kind", "twin"),
     [("subnormal", "subnormal-numbers", "normal"), ("padded", "padding-waste", "alike")],
@@ -72,11 +89,12 @@ def test_fewer_collections_are_tried_in_the_running_loop(tmp_path: Path) -> None
 def test_computing_that_costs_needlessly_is_told_and_its_twin_is_not(
     how: str, kind: str, twin: str, tmp_path: Path
 ) -> None:
+    costs = how != "subnormal" or subnormals_cost()
     for which in (how, twin):
         folder = tmp_path / which
         folder.mkdir()
         done = diagnose(CAUSES / "computed.py", which, cwd=folder, options=["--no-verify"])
-        assert (kind in done.kinds) is (which == how), done.summary
+        assert (kind in done.kinds) is (which == how and costs), done.summary
 
 
 @pytest.mark.parametrize(

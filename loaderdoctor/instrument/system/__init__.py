@@ -272,5 +272,5 @@ def _is_short() -> bool:
 
 def wake_in_time() -> None:
     """Lets waits of the calling thread end when they are over; on Linux, else as they do."""
-    with suppress(OSError, AttributeError):
+    with suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).prctl(_SET_TIMER_SLACK, 1000, 0, 0, 0)  # ns

@@ -40,8 +40,10 @@ from loaderdoctor.units import NS_PER_S
 
 INTERVAL_S: Final = 0.010
 MAX_INTERVAL_S: Final = 0.300
-# Who wakes where the interpreter was given up samples again within this time of it, and asks for it
-# soon only so long: a worker's queue would else be served faster than without recording.
+# It wakes where the interpreter was given up, so it samples at some moment of this time behind
+# that, and asks for the interpreter soon only so long: a worker's queue would else be served faster
+# than without recording. That it woke late tells nothing: where each sample of 4 ms gives it up, it
+# was had behind all of them, while they were collated.
 SOON_WITHIN_S: Final = 0.004
 # Shares of lines are good to 5 points after 100 samples; each doubling of them from there on
 # doubles the interval, so that a long run pays ever less.

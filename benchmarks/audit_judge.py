@@ -25,7 +25,8 @@ NEVER = (
 OF_INPUT = (
     "loader-in-main-process", "too-few-workers", "cpu-saturated-workers", "storage-bound-workers",
     "overhead-bound-loader", "worker-startup-each-epoch", "head-of-line-stall", "collate-bound",
-    "dataset-format-bound", "batch-page-faults", "pin-thread-bound",
+    "dataset-format-bound", "batch-page-faults", "pin-thread-bound", "gil-contention",
+    "loop-slowed-by-workers",
 )  # fmt: skip
 OF_COPY = ("pageable-copy", "blocking-copy", "copy-not-overlapped", "many-small-copies")
 

@@ -99,14 +99,15 @@ def prescribed_rows(
 def _rank(row: model.Recommendation, quick: Collection[str]) -> int:
     """What was measured, one line of code, settings and what else can be written, mere ideas.
 
-    Settings of which only a trial can tell anything, and that none has tried, come last.
+    Settings of which only a trial can tell anything, and that none has tried, come behind what is
+    predicted, and before ideas of which nothing is known either.
     """
     if row.measured_step_ms is not None:
         return -1  # never below a prediction for the same cause
     if row.from_ is not None or row.to is not None:
         return 1 if row.predicted_step_ms is not None or row.seen_step_ms is not None else 3
     if not (row.code or row.command):
-        return 2
+        return 2 if row.predicted_step_ms is not None else 4
     return 0 if row.setting in quick else 1
 
 

@@ -427,8 +427,10 @@ def test_what_only_a_trial_can_tell_comes_behind_what_is_predicted_until_it_was_
     prescription = prescribe(facts, find(facts))
     without = Settings(pin_memory=False)
     assert without in {c.settings for c in prescription.candidates}
-    *_, last = prescribed_rows(facts, prescription, None)
-    assert (last.setting, last.to) == ("pin_memory", False)
+    rows = prescribed_rows(facts, prescription, None)
+    at = next(i for i, row in enumerate(rows) if row.setting == "pin_memory")
+    assert at > 0 and all(row.predicted_step_ms is not None for row in rows[:at])
+    assert all(row.predicted_step_ms is None for row in rows[at:])
     faster = compared_(without, [10.0, 10.1, 9.9], [8.0, 8.1, 7.9])
     tried = Verification(tried=(faster,), best=faster, complete=True)
     first, *_ = prescribed_rows(facts, prescription, tried)

@@ -80,10 +80,7 @@ _OF_BOUND: Mapping[Bound, tuple[Kind, ...]] = {
     "input": (*PARTS["input"], Kind.GC_IN_WORKERS, Kind.UNEVEN_SHARDS),
     "copy": PARTS["copy"],
     "communication": (Kind.SLOW_RANK,),
-    "host": (
-        *PARTS["host"],
-        *(Kind.GC_PAUSES, Kind.GIL_CONTENTION, Kind.THREAD_OVERSUBSCRIPTION),
-    ),
+    "host": (*PARTS["host"], Kind.GC_PAUSES, Kind.GIL_CONTENTION, Kind.THREAD_OVERSUBSCRIPTION),
 }
 _COST: Mapping[Bound, str] = {
     "input": "Waiting for the loader costs",

@@ -262,7 +262,8 @@ class Diagnosis:
     def _verify(self, gatherer: Gatherer, until: float) -> None:
         evidence = gatherer.evidence
         self.analysis = self._analyse(evidence)
-        live = [c for c in self.analysis.prescription.candidates if c.live]
+        prescription = self.analysis.prescription
+        live = [c for c in prescription.candidates if c.live]
         if not live:
             return
         self._tell("trying settings")
@@ -281,6 +282,7 @@ class Diagnosis:
             [c.settings for c in live if not c.in_code],
             rest_ms=self.analysis.rest_ms,
             in_code=[c.settings for c in live if c.in_code],
+            code_first=prescription.code_promises_more(self.analysis.facts.step_ms),
         )
 
     def report(self) -> Report:

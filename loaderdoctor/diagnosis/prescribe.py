@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from loaderdoctor.advice import Candidate, CodeAdvice, Prescription
+from loaderdoctor.advice import MUCH_FASTER, Candidate, CodeAdvice, Prescription
 from loaderdoctor.advice.code import Written, written_together
 from loaderdoctor.advice.writing import changes_training
 from loaderdoctor.advice.writing import written as written_for
@@ -31,9 +31,6 @@ from loaderdoctor.tryout.answers import (
 )
 from loaderdoctor.tryout.comparing import WORTH_DECIDING, Compared, in_new_processes
 
-# A change of code is more to write and to keep than an argument of the loader: it is advised first
-# where it was measured to take so much of what the best settings take, or less.
-MUCH_FASTER = 2 / 3
 # Tried with code of ours that is not written for the script: the idea keeps its bound, no figure.
 _IDEAS = frozenset({"reuse_buffers"})
 # What is written for these fits only where their trial ran.

@@ -109,6 +109,7 @@ class Verifier:
             own_workers=own_settings(evidence.observed).num_workers or 0,
         )
         self._single: tuple[int, ...] = ()  # candidates, each alone
+        self._code_first = False
         self._combined: tuple[int, ...] = ()
         self._chosen: list[Compared] = []  # of them, as they were when winners were combined
         self._driver = Driver(
@@ -129,18 +130,19 @@ class Verifier:
         *,
         rest_ms: float | None,
         in_code: Sequence[Settings] = (),
+        code_first: bool = False,
     ) -> Verification:
         """Try each candidate alone, then the winners added up one by one, best first.
 
         Those `in_code` (samples kept in memory) are tried in the same rounds, where there is time
-        for them, and stay apart. What can no longer change the answer is not measured, whatever
-        time is left. Raises RunError where the measuring process hangs.
+        for them, and stay apart; `code_first`: the first of them before any setting. What can no
+        longer change the answer is not measured, whatever time is left. Raises RunError where the
+        measuring process hangs.
         """
         settings = self._added(candidates)
         code = self._added(in_code, in_code=True)
-        # Where there is time for two only, these are the best of either kind.
-        single = (*settings[:1], *code[:1], *settings[1:], *code[1:])
-        self._single = single
+        self._code_first = code_first
+        self._single = single = self._in_turn(settings, code)
         with self._over():
             self._compete(single)
             self._chosen = self._winners(single)
@@ -183,16 +185,22 @@ class Verifier:
     def undecided(self) -> list[int]:
         """What may still be the answer: settings that look faster, then what was not looked at.
 
-        Of code the first that was not looked at goes behind the first setting.
+        Code that was looked at is not, unless it was to be tried first.
         """
         tried = [
             one
             for one in self._tried(self._single)
-            if not one.decided and (not one.n_rounds or (one.promising and not one.in_code))
+            if not one.decided
+            if not one.n_rounds or (one.promising and (self._code_first or not one.in_code))
         ]
         settings = by_speed([one for one in tried if not one.in_code])
-        code = [one for one in tried if one.in_code]
-        return [one.trial.index for one in (*settings[:1], *code[:1], *settings[1:], *code[1:])]
+        code = [one.trial.index for one in tried if one.in_code]
+        return list(self._in_turn([one.trial.index for one in settings], code))
+
+    def _in_turn(self, settings: Sequence[int], code: Sequence[int]) -> tuple[int, ...]:
+        """Where there is time for two only, these are the best of either kind."""
+        first = (*code[:1], *settings[:1]) if self._code_first else (*settings[:1], *code[:1])
+        return (*first, *settings[1:], *code[1:])
 
     @contextmanager
     def _over(self) -> Iterator[None]:

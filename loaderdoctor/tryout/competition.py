@@ -86,7 +86,9 @@ class Competition:
         if not open_ or number >= first + len(self.among) + MIN_ROUNDS + EXTRA_ROUNDS:
             return Done(reason="decided")
         first_look = all(one.n_rounds == 0 for one in tried) and len(open_) > 1
-        needs_setting = not any(one.n_rounds for one in tried if not one.in_code)
+        first_is_code = bool(tried) and tried[0].in_code and not tried[0].n_rounds
+        unseen = not any(one.n_rounds for one in tried if not one.in_code)
+        needs_setting = unseen and not first_is_code
         most = max(self._n_steps(known, one) for one in open_)
         slow = self.n_steps < ENOUGH_STEPS
         sizes = [
@@ -238,7 +240,7 @@ def _fitting(tried: Sequence[Compared], room: int, *, needs_setting: bool) -> li
     """The first that there is room for.
 
     Settings of the loader's are among them, until one was looked at: where there is room for one
-    trial in a round, code would else never be.
+    trial in a round, code that looks better would be measured again and again, and they never.
     """
     kept = list(tried[:room])
     if needs_setting and all(one.in_code for one in kept):

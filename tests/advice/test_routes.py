@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from loaderdoctor.advice import Candidate, CodeAdvice
+from loaderdoctor.advice import Candidate, CodeAdvice, Prescription
 from loaderdoctor.advice.prescription import prescribe
 from loaderdoctor.advice.routes import routes
 from loaderdoctor.facts import Facts
@@ -131,6 +131,29 @@ def test_cached_samples_and_whole_batches_are_tried_after_the_settings() -> None
     assert order == sorted(order) and not order[0]
     cache = next(c for c in result.candidates if c.settings.cache)
     assert cache.live and cache.predicted_step_ms == pytest.approx(9.9 - 6.4 * MOST)
+
+
+def test_code_goes_before_the_settings_where_it_is_predicted_to_take_far_less() -> None:
+    facts = starved(workers_={"lines": (THROUGH_PIL,)})
+    result = prescribe(facts, find(facts))
+    code = [c for c in result.candidates if c.in_code]
+    settings = [c for c in result.candidates if not c.in_code and c.live]
+    ms = code[0].predicted_step_ms
+    assert ms is not None
+
+    def with_settings_of(predicted_ms: float | None, live: bool = True) -> Prescription:
+        changed = [replace(c, predicted_step_ms=predicted_ms, live=live) for c in settings]
+        return replace(result, candidates=(*changed, *code))
+
+    assert with_settings_of(1.51 * ms).code_promises_more(9.9)
+    assert not with_settings_of(1.49 * ms).code_promises_more(9.9)
+    # Of settings that only a trial can tell of, or that none can try, nothing is promised.
+    assert with_settings_of(None).code_promises_more(1.51 * ms)
+    assert not with_settings_of(None).code_promises_more(1.49 * ms)
+    assert with_settings_of(ms, live=False).code_promises_more(1.51 * ms)
+    assert not replace(result, candidates=tuple(settings)).code_promises_more(1000.0)
+    unlike = replace(result, candidates=tuple(replace(c, live=False) for c in code))
+    assert not unlike.code_promises_more(1000.0)
 
 
 def test_spawned_workers_would_each_hold_the_cache() -> None:

@@ -346,6 +346,34 @@ def test_where_there_is_time_for_two_they_are_the_best_of_either_kind() -> None:
     assert len(by_time[-1]) == 5
 
 
+def test_code_that_promises_far_more_is_tried_before_any_setting() -> None:
+    """Pictures sent as floats: pinning was looked at twice, bytes never, in twice the budget."""
+    settings = [Settings(num_workers=1), Settings(prefetch_factor=4)]
+
+    def tried(until: float, *, code_first: bool) -> list[Settings]:
+        """In the order in which they were measured."""
+        script_run = SimulatedRun({"plain": 20.0}, trial_ms=cached_or_as_slow, noise=0.1)
+        verifier(script_run, until=until).verify(
+            settings, rest_ms=None, in_code=[CACHED], code_first=code_first
+        )
+        return [r.settings for r in script_run.asked if r.settings is not None]
+
+    least_s = next(i / 4 for i in range(100) if tried(i / 4, code_first=True))
+    assert tried(least_s, code_first=False)[0] == settings[0]
+    found = tried(least_s, code_first=True)
+    assert found[:2] == [CACHED, settings[0]]  # which have their turn too
+    assert {*settings, CACHED} == set(tried(30.0, code_first=True))
+
+
+def test_code_that_promises_far_more_is_tried_first_where_it_goes_on() -> None:
+    script_run = SimulatedRun({"plain": 20.0}, trial_ms=cached_or_as_slow, noise=0.1)
+    tries = verifier(script_run, until=0.0)
+    tries.verify([PINNED], rest_ms=None, in_code=[CACHED], code_first=True)
+    found = tries.go_on(30.0)
+    assert [t.settings for t in found.tried if t.n_rounds] == [CACHED]  # it helps: that ends it
+    assert found.tried[0].helps
+
+
 def test_trials_whose_workers_fill_most_of_an_epoch_ahead_are_measured_for_whole_epochs() -> None:
     script_run = SimulatedRun({"plain": 20.0}, trial_ms=lambda _: 20.0)
     script_run.observed = observed(step_ms=20.0, steps_per_epoch=90)

@@ -263,8 +263,7 @@ class Diagnosis:
         evidence = gatherer.evidence
         self.analysis = self._analyse(evidence)
         prescription = self.analysis.prescription
-        live = [c for c in prescription.candidates if c.live]
-        if not live:
+        if not self.analysis.worth_trying:
             return
         self._tell("trying settings")
         picture_s = kept_back_s(self._options.budget_s) if self._ranks is None else 0.0
@@ -279,9 +278,9 @@ class Diagnosis:
             trial_limit_s=self._options.trial_limit_s,
         )
         self.verification = verifier.verify(
-            [c.settings for c in live if not c.in_code],
+            [c.settings for c in prescription.live_settings],
             rest_ms=self.analysis.rest_ms,
-            in_code=[c.settings for c in live if c.in_code],
+            in_code=[c.settings for c in prescription.live_code],
             code_first=prescription.code_promises_more(self.analysis.facts.step_ms),
         )
 

@@ -67,7 +67,7 @@ class Analysis:
     @property
     def worth_trying(self) -> bool:
         """Whether there are settings that a trial in the running loop can tell of."""
-        return any(c.live for c in self.prescription.candidates)
+        return bool(self.prescription.live_settings or self.prescription.live_code)
 
     @property
     def rest_ms(self) -> float | None:

@@ -153,7 +153,8 @@ def judge_run(facts: Facts) -> tuple[Bound, VerdictSeverity]:
     ablated = n_steps > 0 and cost is not None and cost.bounded
     if n_steps < MIN_STEPS and not ablated:
         if facts.trace is not None and n_steps == 0:
-            return judge_trace(facts.trace)
+            whole = _of_all_time(facts) if facts.wall is not None else None
+            return whole if whole and whole[0] == "outside" else judge_trace(facts.trace)
         return "unknown", "none"
     if facts.shares is None:
         return "unknown", "none"

@@ -14,7 +14,7 @@ from loaderdoctor.attribution import Attributed, attribute, facts_of
 from loaderdoctor.attribution.combine import facts_of_trace
 from loaderdoctor.attribution.cpu import shared_gpu_note
 from loaderdoctor.attribution.ranks import compare, slowest, without_peer_wait
-from loaderdoctor.attribution.verdict import judge_trace
+from loaderdoctor.attribution.verdict import judge_run
 from loaderdoctor.commands.job_traces import (
     KEPT_BYTES,
     EngineName,
@@ -36,6 +36,7 @@ from loaderdoctor.commands.output import (
 from loaderdoctor.errors import LoaderdoctorError, UsageError
 from loaderdoctor.facts import Facts
 from loaderdoctor.facts.host import LoopLineFacts
+from loaderdoctor.facts.loop import WallFacts
 from loaderdoctor.facts.step import Bound, VerdictSeverity
 from loaderdoctor.facts.trace import TraceFacts
 from loaderdoctor.findings import Finding
@@ -142,23 +143,23 @@ def report_of_facts(
     warnings: tuple[ReportWarning, ...],
     elsewhere: Elsewhere | None = None,
     loop_lines: LoopLineFacts | None = None,
+    wall: WallFacts | None = None,
     command: Literal["analyze", "diagnose"] = "analyze",
 ) -> Report:
     """Judge, find, report: one trace. `elsewhere`: what the run tried that it was recorded in.
 
-    `loop_lines`: of the same loop, where its stack was sampled too. `command` asked for it.
+    `loop_lines`: of the same loop, where its stack was sampled too; `wall`: what was timed between
+    its steps. `command` asked for it.
     """
-    of_trace = replace(facts_of_trace(facts), loop_lines=loop_lines, command=command)
+    of_trace = replace(facts_of_trace(facts), loop_lines=loop_lines, wall=wall, command=command)
     if facts.shared_gpu:
         text = shared_gpu_note(facts)
         warnings = (*warnings, ReportWarning(kind="shared-gpu", text=text))
-    return _report(target, of_trace, facts, elsewhere, RunNotes(warnings=warnings))
+    return _report(target, of_trace, elsewhere, RunNotes(warnings=warnings))
 
 
-def _report(
-    target: str, facts: Facts, trace: TraceFacts, elsewhere: Elsewhere | None, notes: RunNotes
-) -> Report:
-    bound, severity = judge_trace(trace)
+def _report(target: str, facts: Facts, elsewhere: Elsewhere | None, notes: RunNotes) -> Report:
+    bound, severity = judge_run(facts)
     findings = answered(find(facts), facts, elsewhere=elsewhere)
     return build_report(
         facts,
@@ -202,7 +203,7 @@ def report_of_job(target: str, job: Job) -> tuple[Report, Path]:
     notes = RunNotes(
         warnings=(*warnings, *unread), ranks=rank_rows(ranks, step_of(facts).definition)
     )
-    return _report(target, facts, in_trace, elsewhere, notes), Path(trace.source)
+    return _report(target, facts, elsewhere, notes), Path(trace.source)
 
 
 def _read(path: Path, memory: int) -> Trace:

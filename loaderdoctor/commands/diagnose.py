@@ -40,12 +40,14 @@ from loaderdoctor.diagnosis import Diagnosis
 from loaderdoctor.diagnosis.budget import DiagnosisOptions, follow_seconds
 from loaderdoctor.diagnosis.gather import NAME as SNAPSHOT
 from loaderdoctor.errors import RunError
+from loaderdoctor.facts.loop import OutsideFacts, WallFacts
 from loaderdoctor.instrument.command.endings import built_only
 from loaderdoctor.instrument.command.launch_config import LaunchOptions, Target
 from loaderdoctor.instrument.command.launched_run import TrainingBeganError
 from loaderdoctor.instrument.command.repeated_run import RepeatedRun
 from loaderdoctor.instrument.command.script_run import NoDataLoaderError
 from loaderdoctor.instrument.system.processes import Signals, exit_code_of, held
+from loaderdoctor.instrument.wire.measured import PauseRecord
 from loaderdoctor.instrument.wire.protocol import (
     FromRun,
     NoDataLoader,
@@ -317,12 +319,13 @@ def report_without_dataloader(seen: NoDataLoader, target: str) -> tuple[Report, 
         if seen.of_passes
         else f"the steps are those of the optimizer at {seen.site}"
     )
+    between = ", with what lies between some of them" if seen.pauses is not None else ""
     text = (
         f"No torch DataLoader was iterated: {steps}, and the loop makes its batches itself. What "
         "that costs is part of host (where it runs torch's operators on a CPU that also trains, of "
         "compute), and no settings were tried: batches made in a torch DataLoader could be "
         f"measured, prefetched and tuned.{built_only(seen)} Without the profiler, {seen.n_steps} "
-        f"of these steps took {fmt.step_ms(seen.step_ms)} each; everything else here is "
+        f"of these steps took {fmt.step_ms(seen.step_ms)} each{between}; everything else here is "
         "from the profiled steps."
     )
     warnings = (ReportWarning(kind="no-loader", text=text),)
@@ -330,7 +333,14 @@ def report_without_dataloader(seen: NoDataLoader, target: str) -> tuple[Report, 
     lines = loop_line_facts(
         [seen.stacks] if seen.stacks is not None else [], has_accelerator=facts.has_accelerator
     )
-    report = report_of_facts(target, facts, warnings, loop_lines=lines, command="diagnose")
+    report = report_of_facts(
+        target,
+        facts,
+        warnings,
+        loop_lines=lines,
+        wall=_with_pauses(seen.pauses, seen.n_steps),
+        command="diagnose",
+    )
     what = "backward pass at" if seen.of_passes else "step of"
     step = structs.replace(report.step, definition=f"one {what} {seen.site}")
     report = structs.replace(report, step=step)
@@ -339,3 +349,17 @@ def report_without_dataloader(seen: NoDataLoader, target: str) -> tuple[Report, 
         summary = f"{summary}{seen.reason}. Shorten the step (less data, a shorter sequence)."
         report = structs.replace(report, verdict=structs.replace(report.verdict, summary=summary))
     return report, attributed
+
+
+def _with_pauses(pauses: PauseRecord | None, n_steps: int) -> WallFacts | None:
+    """All of the loop's time, where it pauses between some of its steps."""
+    if pauses is None:
+        return None
+    work = OutsideFacts(
+        what="other",
+        site=None,
+        seconds=pauses.seconds,
+        n=pauses.n,
+        every_steps=pauses.every_steps,
+    )
+    return WallFacts(step_ms=pauses.usual_ms, outside=(work,), n_steps=n_steps)

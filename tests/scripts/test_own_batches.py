@@ -79,3 +79,21 @@ def test_a_loop_without_a_loader_runs_to_its_end_where_asked(tmp_path: Path) -> 
     assert done.stdout == "trained 6000\n"
     assert "no torch DataLoader was iterated" in done.stderr
     assert not done.folder.exists()  # there was nothing to tell
+
+
+@slow
+def test_what_lies_between_the_steps_of_such_a_loop_is_told_first(tmp_path: Path) -> None:
+    """Rollouts take four fifths of it; none is among the steps that are profiled."""
+    done = diagnose(SHAPES / "rollouts.py", str(10**9), cwd=tmp_path)
+    assert done.code == 0, done.stderr
+    verdict, wall = done.said.verdict, done.said.wall
+    assert (verdict.bound, verdict.severity) == ("outside", "high"), done.summary
+    assert wall is not None
+    (part,) = wall.outside
+    assert part.what == "other"
+    assert part.every_steps == 40
+    assert 0.5 < wall.outside_share < 0.98
+    assert wall.total_ms == pytest.approx(wall.step_ms + part.seconds * 1e3 / 40)
+    assert "time-outside-steps" in done.kinds
+    assert "play" in done.finding("time-outside-steps").summary  # the function, by its line
+    assert (done.said.step.wall_ms or 0.0) < 2 * wall.step_ms  # no rollout in the trace

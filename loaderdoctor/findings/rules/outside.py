@@ -44,6 +44,10 @@ READS = (
     "Compute it once, save the result next to the data, and load that in later runs; a few "
     "thousand samples often do as well as all of them."
 )
+_AHEAD = (
+    "Let other processes do it, several at a time, while training goes on; or do it for many at "
+    "once (environments, files, sequences) in place of one after the other, or less often."
+)
 EVALUATES = (
     "If its outputs are used again (features of a frozen model), save them once and load them in "
     "later runs; if it is a check, let it take fewer batches (Lightning: num_sanity_val_steps)."
@@ -119,6 +123,8 @@ def _advice(part: OutsideFacts, facts: Facts) -> str:
             "Save less often, and only what a restart needs; or copy the state to host memory and "
             "let a thread write it while training goes on."
         )
+    if not facts.loaders:  # what it makes between steps is what it trains on, as a rule
+        return _AHEAD
     place = _sampled(part, facts)
     if place is not None:
         return advice_of(place, has_loader=True)

@@ -1,5 +1,8 @@
 """A script that trains without a DataLoader: one capture of its steps, told by the optimizer.
 
+What such a loop does between some of its steps (an environment's episodes, the next part of the
+data, validation) may be most of its time, and lies outside of what is captured: it is timed before.
+
 Batches made by the loop itself (slices of a memmap, an environment's episodes, one tensor that
 holds everything) give no loader to measure and nothing to substitute. What a profiler sees of such
 a loop is still worth having, and a loop that may run for weeks must not be waited for.
@@ -10,17 +13,22 @@ from __future__ import annotations
 import math
 import threading
 import traceback
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean, median
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from loaderdoctor.instrument.session.roles import device_of, optimizer_exists, training_device
 from loaderdoctor.instrument.system import user_site
 from loaderdoctor.instrument.wire.channel import ConnectionLostError
-from loaderdoctor.instrument.wire.measured import StackRecord
-from loaderdoctor.instrument.wire.protocol import NoDataLoader, ProfilerSchedule, Stop
+from loaderdoctor.instrument.wire.measured import PauseRecord, StackRecord
+from loaderdoctor.instrument.wire.protocol import (
+    NoDataLoader,
+    ProfilerSchedule,
+    Stop,
+)
 from loaderdoctor.units import NS_PER_MS, NS_PER_S
 
 if TYPE_CHECKING:
@@ -50,6 +58,15 @@ WAIT_S = 3600.0
 # Then the stack of the training thread is sampled: 800 samples, or a fifth where CPUs are full.
 SAMPLED_S = 2.0
 FEWEST_SAMPLED = 2
+# Steps that take so many times the median hold a pause, where they are no more than this part of
+# all. Where fewer than so many steps lie between two, the capture has pauses among its steps.
+PAUSE_TIMES, RARE = 5.0, 0.1
+PAUSED_APART = N_WARMUP + FEWEST + 3
+# So much of what is sampled in pauses is in backward passes: these are long steps.
+TRAINING_PART = 0.2
+FEWEST_PAUSED = 8
+# Where one pause was seen, so long is waited for a second, and samples are taken of more.
+PAUSES_S = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,24 +116,42 @@ class NoDataLoaderWatch:
         site = user_site().label
         began_ns = now_ns = self._began_ns = perf_counter_ns()
         n_steps = self._n_passes = 0
+        step_ns: list[int] = []
         few = MIN_STEPS if optimizer is not None else MIN_BACKWARDS
         while not _enough(n_steps, (now_ns - began_ns) / NS_PER_S, few) or self._may_be_iterated():
             yield
             if session.registry.states:
                 return
-            n_steps, now_ns = n_steps + 1, perf_counter_ns()
+            before_ns, now_ns = now_ns, perf_counter_ns()
+            n_steps += 1
+            step_ns.append(now_ns - before_ns)
         # One step of an optimizer may hold many backward passes (LBFGS): it is waited for, unless
         # it lasts so long that too few would be seen.
         waits = optimizer is None and optimizer_exists()
         while waits and now_ns - began_ns < SLOW_S * NS_PER_S:
             yield
             n_steps, now_ns = n_steps + 1, perf_counter_ns()
-        self._captures = True
-        step_ms = (now_ns - began_ns) / n_steps / NS_PER_MS
         of_passes = optimizer is None
         device = training_device(device_of(optimizer) if optimizer is not None else None)
+        # With an accelerator a long step of the host may wait for it (`.item()` now and then).
+        pauses = pauses_of(step_ns) if device is None and not of_passes else None
+        while pauses is not None and pauses.n == 1 and now_ns - began_ns < PAUSES_S * NS_PER_S:
+            yield
+            if self._has_loader():
+                return
+            before_ns, now_ns = now_ns, perf_counter_ns()
+            n_steps += 1
+            step_ns.append(now_ns - before_ns)
+            if _is_paused(pauses, step_ns[-1]):
+                pauses = pauses_of(step_ns)
+        self._captures = True
+        step_ms = (now_ns - began_ns) / n_steps / NS_PER_MS
         splits = self._n_passes > n_steps and not of_passes
-        refused = yield from self._capture(step_ms, device, fewest=FEWEST if splits else 1)
+        usual_ms = step_ms if pauses is None else pauses.usual_ms
+        yield from _behind(pauses)
+        refused = yield from self._capture(
+            usual_ms, device, fewest=FEWEST if splits else 1, pauses=pauses
+        )
         if self._has_loader():
             return
         if refused is not None and refused.too_large and splits:
@@ -125,13 +160,13 @@ class NoDataLoaderWatch:
             yield
             site, of_passes = user_site().label, True
             n_steps, step_ms = n_passes, step_ms * n_steps / n_passes
-            self._only_some = None
+            self._only_some = pauses = None
             refused = yield from self._capture(step_ms, device, fewest=1)
             if self._has_loader():
                 return
         stacks = None
         if refused is None:
-            stacks = yield from _sampled(step_ms)
+            stacks = yield from _sampled(usual_ms if pauses is not None else step_ms, pauses)
             if self._has_loader():
                 return
         session.send(
@@ -144,6 +179,7 @@ class NoDataLoaderWatch:
                 trace_path=str(self._trace_path) if refused is None else None,
                 reason=refused.reason if refused is not None else self._only_some,
                 stacks=stacks,
+                pauses=pauses if stacks is not None and _are_pauses(stacks) else None,
             )
         )
         self._wait_for_stop()
@@ -153,11 +189,16 @@ class NoDataLoaderWatch:
         return self._session.run_dir.resolve() / "no-dataloader.json"
 
     def _capture(
-        self, step_ms: float, device: torch.device | None, *, fewest: int
+        self,
+        step_ms: float,
+        device: torch.device | None,
+        *,
+        fewest: int,
+        pauses: PauseRecord | None = None,
     ) -> Generator[None, None, _Refused | None]:
         """Profile some of the steps to come, which take about `step_ms`; why not, or None.
 
-        Less than `FEWEST`, but `fewest`, where more have too many events.
+        Less than `FEWEST`, but `fewest`, where more have too many events. None with a pause in it.
         """
         # Imports torch, which is the script's to import first: its environment still counts then.
         from loaderdoctor.instrument.session.profiling import (
@@ -168,7 +209,8 @@ class NoDataLoaderWatch:
             most_steps,
         )
 
-        n_captured = max(FEWEST, min(MOST, int(CAPTURE_S * 1e3 / step_ms)))
+        most = MOST if pauses is None else _between(pauses) - N_WARMUP - 2
+        n_captured = max(FEWEST, min(MOST, most, int(CAPTURE_S * 1e3 / step_ms)))
         if (1 + N_WARMUP + n_captured) * step_ms > LIMIT_S * 1e3:
             reason = f"{n_captured} steps would take longer than {LIMIT_S:g} s"
             return _Refused(reason=reason, too_large=True)
@@ -210,15 +252,77 @@ class NoDataLoaderWatch:
         session.detach()
 
 
-def _sampled(step_ms: float) -> Generator[None, Any, StackRecord]:
-    """Stack samples over some of the steps to come, which take about `step_ms`."""
+def pauses_of(step_ns: Sequence[int]) -> PauseRecord | None:
+    """Between some of these steps; None where there is none, or the steps differ throughout.
+
+    The first steps are warming up: what is long among `MIN_STEPS` of them is no pause.
+    """
+    times = step_ns[MIN_STEPS:]
+    if len(times) < PAUSED_APART:
+        return None
+    longest_ns = PAUSE_TIMES * median(times)
+    long = [i for i, ns in enumerate(times) if ns > longest_ns]
+    if not long or len(long) > RARE * len(times):
+        return None
+    usual_ns = fmean(ns for ns in times if ns <= longest_ns)
+    every = (long[-1] - long[0]) / (len(long) - 1) if len(long) > 1 else None
+    if every is not None and every < PAUSED_APART:
+        return None
+    return PauseRecord(
+        n=len(long),
+        seconds=(fmean(times[i] for i in long) - usual_ns) / NS_PER_S,
+        every_steps=every,
+        usual_ms=usual_ns / NS_PER_MS,
+    )
+
+
+def _between(pauses: PauseRecord) -> int:
+    """Steps from one pause to the next; of one that was seen once nobody knows."""
+    return int(pauses.every_steps or MOST + N_WARMUP + 2)
+
+
+def _is_paused(pauses: PauseRecord, ns: int) -> bool:
+    """Whether so long after a step is not within the next."""
+    return ns > PAUSE_TIMES * pauses.usual_ms * NS_PER_MS
+
+
+def _behind(pauses: PauseRecord | None) -> Generator[None, None, None]:
+    """Until a pause has just been, where they come again and again."""
+    if pauses is None or pauses.every_steps is None:
+        return
+    for _ in range(math.ceil(2 * pauses.every_steps)):
+        since_ns = perf_counter_ns()
+        yield
+        if _is_paused(pauses, perf_counter_ns() - since_ns):
+            return
+
+
+def _sampled(step_ms: float, pauses: PauseRecord | None) -> Generator[None, Any, StackRecord]:
+    """Stack samples over some of the steps to come, which take about `step_ms`, and two pauses."""
     from loaderdoctor.instrument.session.stack_samples import with_stack_samples
 
-    def steps() -> Generator[None, int, None]:
-        for _ in range(max(FEWEST_SAMPLED, math.ceil(SAMPLED_S * 1e3 / step_ms))):
-            yield
+    began_ns = since_ns = perf_counter_ns()
 
-    return (yield from with_stack_samples(steps(), threading.get_ident()))[1]
+    def steps() -> Generator[None, int, None]:
+        nonlocal since_ns
+        n_steps = max(FEWEST_SAMPLED, math.ceil(SAMPLED_S * 1e3 / step_ms))
+        n_all = n_steps if pauses is None else max(n_steps, 2 * _between(pauses) + 1)
+        for i in range(n_all):
+            yield
+            since_ns = perf_counter_ns()
+            if i >= n_steps and since_ns - began_ns > PAUSES_S * NS_PER_S:
+                break
+
+    def outside() -> bool:
+        return pauses is not None and _is_paused(pauses, perf_counter_ns() - since_ns)
+
+    return (yield from with_stack_samples(steps(), threading.get_ident(), outside, of_all=True))[1]
+
+
+def _are_pauses(stacks: StackRecord) -> bool:
+    """Whether samples in what seemed to be pauses show no training: else they are long steps."""
+    n = stacks.n_outside
+    return n >= FEWEST_PAUSED and stacks.n_outside_backward <= TRAINING_PART * n
 
 
 def _enough(n_steps: int, seconds: float, few: int) -> bool:

@@ -110,18 +110,22 @@ class StackSampler:
 class LoopSamples:
     """The samples of one window, summed up by place."""
 
-    def __init__(self, outside: Callable[[], bool]) -> None:
-        """`outside`: whether the loop is between two epochs, or in what counts for no step."""
-        self._outside = outside
+    def __init__(self, outside: Callable[[], bool], *, of_all: bool = False) -> None:
+        """`outside`: whether the loop is between two epochs, or in what counts for no step.
+
+        `of_all`: what it calls of torch there is no part of a step either.
+        """
+        self._outside, self._of_all = outside, of_all
         self._counts: Counter[_Key] = Counter()
-        self._n = self._n_outside = 0
+        self._n = self._n_outside = self._n_outside_backward = 0
 
     def take(self, frame: FrameType) -> None:
         """One sample: `frame` is where the training thread is."""
         key = _key(frame)
         if key is None:
             return
-        if self._outside() and key.stage == "own":
+        if self._outside() and (self._of_all or key.stage == "own"):
+            self._n_outside_backward += key.stage == "backward"
             key = key._replace(stage="outside")
             self._n_outside += 1
         else:
@@ -132,14 +136,23 @@ class LoopSamples:
         """What was sampled; lines of source are read only now."""
         places = [_place(key, n) for key, n in self._counts.most_common(MAX_PLACES)]
         self._counts.clear()
-        return StackRecord(n=self._n, n_outside=self._n_outside, places=tuple(places))
+        return StackRecord(
+            n=self._n,
+            n_outside=self._n_outside,
+            n_outside_backward=self._n_outside_backward,
+            places=tuple(places),
+        )
 
 
 def with_stack_samples(
-    steps: Generator[None, int, Of], thread: int, outside: Callable[[], bool] = lambda: False
+    steps: Generator[None, int, Of],
+    thread: int,
+    outside: Callable[[], bool] = lambda: False,
+    *,
+    of_all: bool = False,
 ) -> Generator[None, int, tuple[Of, StackRecord]]:
-    """What those steps give, and samples of the training thread over them."""
-    samples = LoopSamples(outside)
+    """What those steps give, and samples of the training thread over them (see LoopSamples)."""
+    samples = LoopSamples(outside, of_all=of_all)
     sampler = StackSampler(thread, samples.take)
     sampler.start()
     try:

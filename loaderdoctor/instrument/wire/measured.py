@@ -54,7 +54,17 @@ class StackRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     n: int  # within steps, waiting for batches included
     places: tuple[StackPlace, ...] = ()
-    n_outside: int = 0  # between epochs
+    n_outside: int = 0  # between epochs, or in pauses between steps
+    n_outside_backward: int = 0  # of those in pauses, in a backward pass
+
+
+class PauseRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What lies between some steps of a loop without a DataLoader: rollouts, the next data."""
+
+    n: int  # seen
+    seconds: float  # of one, beyond the usual step that ends it
+    every_steps: float | None  # from one to the next, on average; None: seen once
+    usual_ms: float  # the other steps, mean
 
 
 class GpuLimitRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -38,6 +38,7 @@ from loaderdoctor.instrument.wire.measured import (
     FetchRecord,
     GpuLimitRecord,
     PageRecord,
+    PauseRecord,
     PoolMemoryRecord,
     QueueFill,
     ReadyRecord,
@@ -300,7 +301,9 @@ class WindowDone(Message, frozen=True, kw_only=True, omit_defaults=True):
     collections: CollectionRecord | None = None  # None: no garbage collection, or not recorded
     ready: ReadyRecord | None = None  # no_input: None where batches were recorded earlier
     wall: WallRecord | None = None  # of the whole run up to this window's end
-    epoch_length: int | None = None  # of the loader whose batches are the steps, as it last ran out
+    epoch_length: int | None = (
+        None  # batches that the loop last read of the steps' loader in a pass
+    )
 
 
 class Beat(Message, frozen=True, kw_only=True, omit_defaults=True):
@@ -354,6 +357,7 @@ class NoDataLoader(Message, frozen=True, kw_only=True, omit_defaults=True):
     trace_path: str | None = None  # a profiled window of some of them
     reason: str | None = None  # why there is none, or one of few steps
     stacks: StackRecord | None = None  # stack samples of some steps without the profiler
+    pauses: PauseRecord | None = None  # in `step_ms`; between the profiled steps there is none
 
 
 class Ended(Message, frozen=True, kw_only=True, omit_defaults=True):

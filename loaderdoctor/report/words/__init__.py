@@ -77,11 +77,13 @@ def parts_of(report: Report) -> Parts:
             parts=_parts(report, values, whole.ms),
         )
     inside = 1.0 - wall.outside_share
+    # Of a trace alone the step's time is that of profiled steps; all of the time is of others.
+    step = whole.time if whole.ms == wall.step_ms else fmt.ms(wall.step_ms)
     scaled = {name: None if v is None else v * inside for name, v in values.items()}
     return Parts(
         title="A training step, with its share of what lies outside",
         time=fmt.ms(wall.total_ms),
-        unit=f"a training step, {whole.time} of it the step itself",
+        unit=f"a training step, {step} of it the step itself",
         is_known=True,
         parts=_parts(report, {OUTSIDE: wall.outside_share, **scaled}, wall.total_ms),
     )

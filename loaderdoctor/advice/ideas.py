@@ -312,6 +312,13 @@ OUTSIDE_CHANGES: Mapping[str, Change] = {
         caution="The copy needs host memory for all that is saved.",
     ),
 }
+DRAWN_AS_READ = Change(
+    title="Draw only the indices that an epoch reads",
+    idea="WeightedRandomSampler, and RandomSampler with replacement=True, take `num_samples`: as "
+    "many as the loop reads before it leaves the epoch; or go on with the same pass "
+    "(`batches = iter(loader)`) in the next.",
+    caution="With replacement a sample may come twice within an epoch.",
+)
 KEPT_BATCHES = Change(
     title="Collate once, and keep the batches",
     idea="`batches = list(loader)` once, and go through the list in another order in each epoch.",

@@ -25,6 +25,7 @@ from loaderdoctor.advice.fit_wrapping import why_not_kept, why_not_made_once
 from loaderdoctor.advice.ideas import (
     AHEAD,
     CHANGES,
+    DRAWN_AS_READ,
     FEWER_BYTES,
     FORMAT_CHANGES,
     KEPT_BATCHES,
@@ -268,6 +269,8 @@ def _change(finding: Finding, facts: Facts) -> Change | None:
         n_bytes = finding.evidence.get("batch_bytes")
         large = isinstance(n_bytes, int | float) and n_bytes >= LARGE_BATCH_BYTES
         return FEWER_BYTES if large else CHANGES[Kind.OVERHEAD_BOUND_LOADER]
+    if finding.kind is Kind.SAMPLER_BOUND and "indices_read" in finding.evidence:
+        return DRAWN_AS_READ
     if finding.kind is Kind.WORK_BETWEEN_STEPS and "what" in finding.evidence:
         return _of_work(finding, facts)
     if finding.kind is Kind.TIME_OUTSIDE_STEPS:

@@ -98,14 +98,17 @@ class LoopEvidence:
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """Of the loader that feeds the step; of a stream, as it was seen to run out."""
+        """Of the loader that feeds the step: as many as were last seen, else what it has."""
         seen = [w.epoch_length for w in self.all_plain if w.epoch_length]
-        return self.observed.steps_per_epoch or (seen[-1] if seen else None)
+        return seen[-1] if seen else self.observed.steps_per_epoch
 
     def learn_epoch(self) -> None:
-        """Of a stream, how long an epoch is may be seen only behind the loop's warm-up."""
+        """How long an epoch is may be seen only behind the loop's warm-up.
+
+        Of a stream, of a loader whose passes the loop leaves early, of one that changes its length.
+        """
         main, n = self.observed.main_loader, self.steps_per_epoch
-        if main is None or main.steps_per_epoch is not None or n is None:
+        if main is None or n is None or n == main.steps_per_epoch:
             return
         told = msgspec.structs.replace(main, steps_per_epoch=n)
         loaders = tuple(told if x is main else x for x in self.observed.loaders)

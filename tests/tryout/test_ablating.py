@@ -129,8 +129,10 @@ def test_a_boundary_is_of_loaders_that_train() -> None:
     assert found.own_boundary_ms() == pytest.approx(0.0)
 
 
-def test_an_epoch_of_a_stream_is_as_long_as_it_was_seen_to_be(tmp_path: Path) -> None:
-    seen = observed(steps_per_epoch=None)
+@pytest.mark.parametrize("length", [None, 31_250])
+def test_an_epoch_is_as_long_as_it_was_seen_to_be(tmp_path: Path, length: int | None) -> None:
+    """Of a stream, and of a loader whose passes the loop leaves early."""
+    seen = observed(steps_per_epoch=length)
     told = msgspec.structs.replace(
         window(10.0),
         epoch_length=50,
@@ -145,4 +147,4 @@ def test_an_epoch_of_a_stream_is_as_long_as_it_was_seen_to_be(tmp_path: Path) ->
     unseen = msgspec.structs.replace(told, epoch_length=None)
     found = LoopEvidence(observed=seen, sizes=sizes(seen, budget_s=30.0), plain=[unseen])
     step = analyse(found, tmp_path).facts.step
-    assert step is not None and step.steps_per_epoch is None
+    assert step is not None and step.steps_per_epoch == length

@@ -34,7 +34,7 @@ RULES: tuple[Rule, ...] = (
     batch_making.worker_startup_each_epoch,
     batch_making.iterator_recreated,
     saturated.head_of_line_stall,
-    batch_making.sampler_bound,
+    streams.sampler_bound,
     batch_making.collate_bound,
     batch_making.dataset_format_bound,
     contention.workers_share_a_core,

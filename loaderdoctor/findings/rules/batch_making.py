@@ -227,40 +227,6 @@ LARGE_BATCH_BYTES = 8 * 2**20
 MIN_FORMAT_LINE_SHARE = 0.33
 
 
-def sampler_bound(facts: Facts) -> Finding | None:
-    """The sampler, which always runs in the training process, is what the loop waits for.
-
-    Decides on: sampler time per batch, within the exposed input time.
-    Abstains: sampler time not recorded.
-    Fooled by: a sampler that waits for another rank: that is communication.
-    """
-    workers, cost, loader = facts.workers, input_cost(facts), facts.main_loader
-    if workers is None or cost is None or not workers.sampler_ms:
-        return None
-    part = cost.part(workers.sampler_ms)
-    if part.share < MODERATE_SHARE:
-        return None
-    name = loader.sampler if loader is not None and loader.sampler else "The sampler"
-    return Finding(
-        kind=Kind.SAMPLER_BOUND,
-        severity=part.severity,
-        share=part.share,
-        loader=loader_id(facts),
-        summary=(
-            f"{name} takes {fmt.ms(workers.sampler_ms)} per batch in the training process, "
-            f"{part.of_step}; workers can't take that over. Compute the indices ahead, in one "
-            "vectorised call per epoch."
-        ),
-        evidence={
-            "sampler_ms_per_batch": workers.sampler_ms,
-            **cost.as_input,
-            "sampler": loader.sampler if loader is not None else None,
-        },
-        advice="Compute all indices of an epoch at once (torch.randperm; weighted ones: "
-        "torch.multinomial) and yield from them.",
-    )
-
-
 def collate_bound(facts: Facts) -> Finding | None:
     """Turning samples into a batch costs more than the samples themselves.
 

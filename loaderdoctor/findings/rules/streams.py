@@ -1,4 +1,4 @@
-"""Streams (iterable datasets) that several workers read, each as if it were alone."""
+"""Streams (iterable datasets) that several workers read alone, and the stream of indices."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from loaderdoctor.facts import Facts
 from loaderdoctor.facts.loop import ShardFacts
 from loaderdoctor.facts.step import MODERATE_SHARE
 from loaderdoctor.findings import EvidenceValue, Finding, Kind, Severity
-from loaderdoctor.findings.exposure import input_cost
+from loaderdoctor.findings.exposure import input_cost, loader_id
 from loaderdoctor.instrument.wire.records import LoaderRecord, StreamRecord
 
 # After this part of an epoch it is told how many workers still had data.
@@ -225,3 +225,62 @@ def more_shards(stream: StreamRecord | None, busy: int) -> str:
         f"(optimize(…, chunk_bytes=…)); {as_many}",
         "streaming": f"Give StreamingDataset the loader's batch_size; {as_many}",
     }[stream.library]
+
+
+# Torch's own samplers draw all indices of an epoch at its start, in one call already.
+_DRAWING_ALL = frozenset({"RandomSampler", "WeightedRandomSampler", "SubsetRandomSampler"})
+# Where the loop leaves its epochs so early that half of them or more are drawn for nothing.
+MAX_READ_SHARE = 0.5
+
+
+def sampler_bound(facts: Facts) -> Finding | None:
+    """The sampler, which always runs in the training process, is what the loop waits for.
+
+    Decides on: sampler time per batch, within the exposed input time; and, for the advice, whether
+    it draws many more indices than an epoch of the loop reads.
+    Abstains: sampler time not recorded.
+    Fooled by: a sampler that waits for another rank: that is communication.
+    """
+    workers, cost, loader = facts.workers, input_cost(facts), facts.main_loader
+    if workers is None or cost is None or not workers.sampler_ms:
+        return None
+    part = cost.part(workers.sampler_ms)
+    if part.share < MODERATE_SHARE:
+        return None
+    name = loader.sampler if loader is not None and loader.sampler else "The sampler"
+    drawn, read = _drawn_and_read(facts)
+    remedy, advice = (
+        "Compute the indices ahead, in one vectorised call per epoch.",
+        "Compute all indices of an epoch at once (torch.randperm; weighted ones: "
+        "torch.multinomial) and yield from them.",
+    )
+    if drawn and read:
+        remedy = f"It draws {drawn:,} indices for an epoch, of which the loop reads {read:,}."
+        advice = f"Draw no more than are read (num_samples={read})."
+    return Finding(
+        kind=Kind.SAMPLER_BOUND,
+        severity=part.severity,
+        share=part.share,
+        loader=loader_id(facts),
+        summary=(
+            f"{name} takes {fmt.ms(workers.sampler_ms)} per batch in the training process, "
+            f"{part.of_step}; workers can't take that over. {remedy}"
+        ),
+        evidence={
+            "sampler_ms_per_batch": workers.sampler_ms,
+            **cost.as_input,
+            "sampler": loader.sampler if loader is not None else None,
+            **({"indices_drawn": drawn, "indices_read": read} if drawn and read else {}),
+        },
+        advice=advice,
+    )
+
+
+def _drawn_and_read(facts: Facts) -> tuple[int, int]:
+    """Indices that torch's sampler draws for an epoch and that the loop reads; 0 where most are."""
+    step, loader = facts.step, facts.main_loader
+    if step is None or loader is None or loader.sampler not in _DRAWING_ALL:
+        return 0, 0
+    read = (step.steps_per_epoch or 0) * (loader.batch_size or 0)
+    drawn = loader.n_samples or 0
+    return (drawn, read) if 0 < read <= MAX_READ_SHARE * drawn else (0, 0)

@@ -117,15 +117,30 @@ class Passes:
     n_seen: int = 0  # batches of the present pass, while none of them was substituted
     teardown_ns: int = 0  # worker shutdown since the last iterator was created
 
+    @property
+    def length(self) -> int | None:
+        """Batches of the last pass that was seen whole: as far as the loop reads, or all.
+
+        An iterator made for each batch has no epochs, and tells nothing.
+        """
+        left = self.left_after
+        return left if left is not None and left > 1 else self.epoch_length
+
     def begin(self) -> None:
         if self.n_seen:
             self.left_after = self.n_seen
         self.n_seen = 0
         self.n_begun += 1
 
-    def end(self, n_batches: int | None, took_ns: int) -> None:
-        """The epoch ran out after `n_batches` (None: of other batches too), found in `took_ns`."""
+    def end(self, n_batches: int | None, took_ns: int, *, evaluates: bool = False) -> None:
+        """The epoch ran out after `n_batches` (None: of other batches too), found in `took_ns`.
+
+        What `evaluates` the data that is trained on is no epoch of training.
+        """
         self.teardown_ns = max(self.teardown_ns, took_ns)
+        if evaluates:
+            self.n_seen = 0
+            return
         if n_batches:
             self.epoch_length = n_batches
         self.n_seen, self.left_after = 0, None
@@ -311,8 +326,7 @@ class LoaderState:
 
     def _steps_per_epoch(self) -> int | None:
         """len(loader), or what the loop was seen to use where it leaves each epoch early."""
-        # An iterator made for each batch has no epochs: its length stays the loader's.
-        length, left_after = self.passes.epoch_length, self.passes.left_after
-        if left_after is not None and left_after > 1:
-            return left_after
-        return self.record.steps_per_epoch or length
+        passes = self.passes
+        if passes.length != passes.epoch_length:
+            return passes.length
+        return self.record.steps_per_epoch or passes.epoch_length

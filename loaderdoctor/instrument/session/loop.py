@@ -353,7 +353,8 @@ class Loop:
         took = perf_counter_ns() - start - feed.apart_ns
         loader, definition = feed.loader, session.definition
         feed.quick, session.window.hears_work = None, True
-        loader.passes.end(feed.n_seen if not feed.tainted else None, took)
+        n_batches = feed.n_seen if not feed.tainted else None
+        loader.passes.end(n_batches, took, evaluates=evaluates)
         loader.look_again()
         if session.passes is not None:
             session.passes.ran_out(loader, start)

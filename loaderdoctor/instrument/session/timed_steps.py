@@ -208,7 +208,7 @@ class TimedSteps:
             gpu_peak_reserved_bytes=peaks.reserved_bytes if peaks is not None else None,
             copies=copies,
             wall=session.wall.record(session.n_steps),
-            epoch_length=loader.passes.epoch_length,
+            epoch_length=loader.passes.length,
         )
 
     def _pool_memory(self, request: WindowRequest) -> PoolMemoryRecord | None:

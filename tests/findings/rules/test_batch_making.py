@@ -5,17 +5,15 @@ from __future__ import annotations
 import pytest
 
 from loaderdoctor.advice.prescription import code_advice, prescribe
+from loaderdoctor.facts import Facts
 from loaderdoctor.findings import Kind, Severity
 from loaderdoctor.findings.line_names import where
 from loaderdoctor.findings.rules import find
-from loaderdoctor.findings.rules.batch_making import (
-    collate_bound,
-    dataset_format_bound,
-    sampler_bound,
-)
+from loaderdoctor.findings.rules.batch_making import collate_bound, dataset_format_bound
 from loaderdoctor.findings.rules.saturated import head_of_line_stall
+from loaderdoctor.findings.rules.streams import sampler_bound
 from loaderdoctor.instrument.wire.records import TensorRecord
-from tests.findings.builders import healthy, line, loader, with_exposed, workers
+from tests.findings.builders import healthy, line, loader, step, with_exposed, workers
 from tests.findings.case import Case, fires, stays_silent
 from tests.findings.input_facts import LOW
 
@@ -205,3 +203,37 @@ def test_no_code_replaces_a_sampler_and_what_it_draws_is_to_be_kept() -> None:
     (advice,) = [a for a in prescribe(facts, find(facts)).advice if a.kind is Kind.SAMPLER_BOUND]
     assert advice.code is None and "randperm" not in advice.idea
     assert "Keep what your sampler draws" in (advice.caution or "")
+
+
+def drawing(sampler: str, *, n_samples: int = 2_000_000, steps_per_epoch: int = 151) -> Facts:
+    return with_exposed(
+        input_=0.86,
+        workers=workers(sampler_ms=7.4),
+        loaders=(loader(sampler=sampler, n_samples=n_samples, batch_size=64),),
+        step=step(steps_per_epoch=steps_per_epoch),
+    )
+
+
+def test_a_sampler_that_draws_for_nothing_is_not_told_to_draw_in_one_call() -> None:
+    """Torch's draw 2,000,000 in one call; the loop left each epoch behind 151 batches of 64."""
+    finding = sampler_bound(drawing("WeightedRandomSampler"))
+    assert finding is not None and finding.advice is not None
+    assert "2,000,000 indices for an epoch, of which the loop reads 9,664" in finding.summary
+    assert "vectorised" not in finding.summary and "num_samples=9664" in finding.advice
+    assert finding.evidence["indices_read"] == 9664
+    advice = code_advice(drawing("WeightedRandomSampler"), [finding])
+    assert [a.title for a in advice] == ["Draw only the indices that an epoch reads"]
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        drawing("WeightedRandomSampler", steps_per_epoch=20_000),  # most are read
+        drawing("OfTheUser"),  # may draw as it goes
+        drawing("RandomSampler", n_samples=9_664),
+    ],
+)
+def test_other_samplers_are_told_to(facts: Facts) -> None:
+    finding = sampler_bound(facts)
+    assert finding is not None and "vectorised" in finding.summary
+    assert "indices_read" not in finding.evidence

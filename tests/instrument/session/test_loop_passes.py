@@ -118,6 +118,29 @@ def test_an_epoch_is_what_the_loop_read_of_its_last_pass(
     assert [x.steps_per_epoch for x in watched.ended.loaders] == [steps]
 
 
+@pytest.mark.parametrize("looks", [False, True])
+def test_an_epoch_that_is_left_behind_the_warm_up_is_told_by_windows(looks: bool) -> None:
+    """An epoch's start of 600 ms was spread over the 31,250 batches that the loader has."""
+    trainer = Trainer()
+
+    def loop() -> None:
+        loader = loader_of(400)
+        for _ in range(8):
+            for n, (x, _) in enumerate(loader):
+                trainer.step(x)
+                if n == 59:
+                    break
+            if looks:  # at the data that it trains on, all of it
+                with torch.no_grad():
+                    for x, _ in loader:
+                        trainer.model(x)
+
+    watched = watch(loop, WindowRequest(id=1, mode="plain", n_steps=150))
+    assert watched.observed is not None
+    assert watched.observed.steps_per_epoch == 400
+    assert [w.epoch_length for w in watched.windows] == [60]
+
+
 class Stream(IterableDataset[Any]):
     """Twelve samples of no known length."""
 

@@ -202,15 +202,12 @@ def _makes_batches(facts: Facts, dataset: str | None) -> bool:
 
 
 def _wrapping(loader: LoaderRecord, settings: Settings) -> Wrapping | None:
-    if settings.cache and settings.batched:
-        return sliced(loader)
-    if settings.cache:
-        return CACHED
     if not settings.batched:
-        return None
-    found = rows(loader)
+        return CACHED if settings.cache else None
+    found = sliced(loader) if settings.cache else rows(loader)
     if found is None:
-        raise CannotEdit("which arrays its samples are rows of is not known")
+        known = "what its batches are made of" if settings.cache else "its samples' arrays"
+        raise CannotEdit(f"code for {known} is not known")
     return found
 
 

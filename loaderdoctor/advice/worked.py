@@ -114,19 +114,24 @@ def from_array(loader: LoaderRecord | None) -> Wrapping | None:
     return Wrapping(code=_definitions(text), dataset=f"Batches({arguments})", slices=True)
 
 
-def sliced(loader: LoaderRecord | None) -> Wrapping:
-    """All samples as one tensor; a batch that is a dict keeps its keys."""
-    text = dataset_snippets.SLICED
-    if loader is not None and any(t.path.startswith("['") for t in loader.batch):
-        text = text.replace("len(self.columns[0])", "len(next(iter(self.columns.values())))")
-        text = text.replace(
-            "[column[indices] for column in self.columns]",
-            "{name: column[indices] for name, column in self.columns.items()}",
-        )
-        text = text.replace(
-            "tuple(column[index] for column in self.columns)",
-            "{name: column[index] for name, column in self.columns.items()}",
-        )
+def sliced(loader: LoaderRecord | None) -> Wrapping | None:
+    """All samples as one tensor, or one for each part of a batch: a list, or a dict by its keys.
+
+    None where a batch is made of anything else.
+    """
+    text, paths = dataset_snippets.SLICED, [t.path for t in loader.batch] if loader else ["[0]"]
+    several, one = "[column[indices] for column in self.columns]", "tuple(column[index] for column"
+    if paths == [""]:
+        text = text.replace("self.columns[0]", "self.columns")
+        text = text.replace(several, "self.columns[indices]")
+        text = text.replace(f"{one} in self.columns)", "self.columns[index]")
+    elif paths and all(path.startswith("['") and path.count("[") == 1 for path in paths):
+        text = text.replace("self.columns[0]", "next(iter(self.columns.values()))")
+        for at, of in (("indices", several), ("index", f"{one} in self.columns)")):
+            items = f"{{name: column[{at}] for name, column in self.columns.items()}}"
+            text = text.replace(of, items)
+    elif paths != [f"[{i}]" for i in range(len(paths))]:
+        return None
     return Wrapping(code=_definitions(text), dataset="Sliced({})", slices=True, keeps=True)
 
 

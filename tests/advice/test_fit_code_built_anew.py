@@ -47,6 +47,7 @@ def test_all_loaders_of_the_step_keep_their_samples_as_the_trial_had_them() -> N
     )
     both = replace(facts, loaders=(images, labels))
     for wrapping in (CACHED, sliced(images)):
+        assert wrapping is not None
         code = wrapped(both, wrapping)
         assert code is not None
         name = wrapping.dataset.partition("(")[0]

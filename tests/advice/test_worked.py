@@ -37,7 +37,9 @@ def record(dataset: object = None, code: str | None = LINE, **more: Any) -> Load
 
 
 def sliced(loader: LoaderRecord) -> str | None:
-    return worked.over_own_line(loader, worked.sliced(loader))
+    wrapping = worked.sliced(loader)
+    assert wrapping is not None
+    return worked.over_own_line(loader, wrapping)
 
 
 def cached(loader: LoaderRecord) -> str | None:
@@ -218,6 +220,35 @@ def test_whatever_the_samples_two_runs_of_an_example_agree() -> None:
     chance = random.Random(1)
     old: Any = [(torch.full((2,), chance.random()), k) for k in range(cases.N)]
     same_batches(written(sliced(record()), train_set=old)["loader"], old)
+
+
+@pytest.mark.parametrize("form", ["list", "dict", "Tensor"])
+def test_samples_of_any_form_are_sliced_as_they_are_collated(form: str) -> None:
+    """Of samples that are one tensor the loader had no length, and gave no batch for ever."""
+    x = [torch.full((2, 3), float(i)) for i in range(cases.N)]
+    forms = {"dict": [{"x": x[i], "y": i} for i in range(cases.N)], "Tensor": x}
+    old: Any = forms.get(form, list(zip(x, range(cases.N), strict=True)))
+    paths = {"dict": ("['x']", "['y']"), "Tensor": ("",)}.get(form, ("[0]", "[1]"))
+    batch = tuple(TensorRecord(path=p, shape=(16,), dtype="float32", n_bytes=4) for p in paths)
+    loader = structs.replace(record(), batch=batch, batch_type=form)
+    made = written(sliced(loader), train_set=old)["loader"]
+    assert len(made.dataset) == cases.N
+    same_batches(made, old)
+    one, same = made.dataset[5], old[5]
+    torch.testing.assert_close(one, same if form == "Tensor" else type(same)(one_of(same)))
+
+
+def one_of(sample: Any) -> Any:
+    """A sample with its number as a tensor, as slices have it."""
+    if isinstance(sample, dict):
+        return {**sample, "y": torch.tensor(sample["y"])}
+    return (sample[0], torch.tensor(sample[1]))
+
+
+@pytest.mark.parametrize("paths", [("[0][0]", "[0][1]", "[1]"), ("['x']['ids']",), ("[1]",)])
+def test_batches_of_another_form_are_not_sliced(paths: tuple[str, ...]) -> None:
+    batch = tuple(TensorRecord(path=p, shape=(16,), dtype="float32", n_bytes=4) for p in paths)
+    assert worked.sliced(structs.replace(record(), batch=batch)) is None
 
 
 @pytest.mark.parametrize("form", ["list", "dict", "Tensor"])

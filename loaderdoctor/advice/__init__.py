@@ -32,6 +32,9 @@ PredictedFrom = Literal["ablation", "trace"]
 # A change of code is more to write and to keep than an argument of the loader: it goes first where
 # it takes so much of what the best settings take, or less.
 MUCH_FASTER = 2 / 3
+# Axes that are tried with code of ours that is not written for the script: the idea keeps its
+# bound, and no figure.
+IDEAS = frozenset({"reuse_buffers"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,9 +110,9 @@ class Prescription:
 
     @property
     def live_code(self) -> tuple[Candidate, ...]:
-        """What it can try of code, best prediction first: time may suffice for one."""
+        """What it can try of code, best prediction first, ideas last: time may suffice for one."""
         code = (c for c in self.candidates if c.live and c.in_code)
-        return tuple(sorted(code, key=_predicted_ms))
+        return tuple(sorted(code, key=lambda c: (_is_idea(c), _predicted_ms(c))))
 
     def code_promises_more(self, step_ms: float | None) -> bool:
         """Whether code is predicted to take so much less than any settings that it is tried first.
@@ -117,11 +120,16 @@ class Prescription:
         Pictures copied as floats, 40 and 50 ms a step on an H200: in twice the budget pinning (44
         ms, predicted) and more workers (22 ms) were looked at twice, bytes (1 to 4 ms) never.
         """
-        code_ms = min(map(_predicted_ms, self.live_code), default=math.inf)
+        told = (c for c in self.live_code if not _is_idea(c))
+        code_ms = min(map(_predicted_ms, told), default=math.inf)
         most_ms = min(map(_predicted_ms, self.live_settings), default=math.inf)
         if math.isinf(most_ms):  # nothing is promised: only a trial can tell
             most_ms = step_ms or 0.0
         return code_ms <= MUCH_FASTER * most_ms
+
+
+def _is_idea(candidate: Candidate) -> bool:
+    return not IDEAS.isdisjoint(candidate.settings.changed())
 
 
 def _predicted_ms(candidate: Candidate) -> float:

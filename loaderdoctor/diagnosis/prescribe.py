@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from loaderdoctor.advice import MUCH_FASTER, Candidate, CodeAdvice, Prescription
+from loaderdoctor.advice import IDEAS, MUCH_FASTER, Candidate, CodeAdvice, Prescription
 from loaderdoctor.advice.code import Written, written_together
 from loaderdoctor.advice.writing import changes_training
 from loaderdoctor.advice.writing import written as written_for
@@ -31,8 +31,6 @@ from loaderdoctor.tryout.answers import (
 )
 from loaderdoctor.tryout.comparing import WORTH_DECIDING, Compared, in_new_processes
 
-# Tried with code of ours that is not written for the script: the idea keeps its bound, no figure.
-_IDEAS = frozenset({"reuse_buffers"})
 # What is written for these fits only where their trial ran.
 _LOOKED_AT = ("device_decode", "uint8")
 # A trial that refused one of these found that the code would do something else, or not run.
@@ -123,7 +121,7 @@ def _in_code(verification: Verification | None) -> list[Compared]:
     better = [
         (t.part, i)
         for i, t in enumerate(verification.tried)
-        if t.in_code and t.helps and not _IDEAS & set(t.settings.changed())
+        if t.in_code and t.helps and not IDEAS & set(t.settings.changed())
         if best is None or t.part < (1.0 - MODERATE_SHARE) * best
     ]
     return [verification.tried[i] for _, i in sorted(better)]
@@ -197,7 +195,7 @@ def _unanswered(
         for t in tried
         if t.decided and not t.refused
         for n in t.settings.changed()
-        if not (t.helps and n in _IDEAS)
+        if not (t.helps and n in IDEAS)
     }
     refused = {n for t in tried if t.refused and not t.in_code for n in t.settings.changed()}
     return [

@@ -165,6 +165,10 @@ def test_of_code_the_best_prediction_is_tried_first() -> None:
     changed = replace(result, candidates=(*predicted, *result.live_settings))
     assert [c.predicted_step_ms for c in changed.live_code] == [3.0, 9.0]
     assert changed.live_settings == result.live_settings
+    idea = replace(predicted[0], settings=Settings(reuse_buffers=True), predicted_step_ms=1.0)
+    with_idea = replace(result, candidates=(idea, *predicted))
+    assert [c.predicted_step_ms for c in with_idea.live_code] == [3.0, 9.0, 1.0]  # gets no figure
+    assert with_idea.code_promises_more(4.5) and not with_idea.code_promises_more(4.4)
     not_live = replace(changed.candidates[1], live=False)
     left = replace(changed, candidates=(predicted[0], not_live))
     assert left.live_code == (predicted[0],) and not left.live_settings

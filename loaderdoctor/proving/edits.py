@@ -263,8 +263,8 @@ def advised(
 
     `as_it_ran`: files that advice was written into since, as they were before.
 
-    Raises UsageError for a number that is not there, a change that names no line of the script, and
-    files that are no longer as they were.
+    Raises UsageError for a number that is not there, a change of which a part names no line of the
+    script, and files that are no longer as they were.
     """
     script = script_of(report)
     listed = [change for change in changes_of(report.recommendations) if not change.is_idea]
@@ -289,6 +289,11 @@ def advised(
             raise UsageError(
                 f"{change.title()}: the report knows no line of yours for a part of it "
                 f"({', '.join(row.setting for row in left)}). Write it by hand.{_others(listed)}"
+            )
+        if idea := _by_hand(change):
+            raise UsageError(
+                f"{change.title()}: the lines that the report knows are a part of it. {idea} "
+                f"Write it by hand.{_others(listed)}"
             )
     if len(commands) > 1:
         raise UsageError("These changes set options of the script apart: apply one at a time.")
@@ -335,9 +340,15 @@ def _others(listed: Sequence[Change]) -> str:
     return f" Of this report's changes, {', '.join(can)} can be written."
 
 
+def _by_hand(change: Change) -> str | None:
+    """What is left to do beside its lines: without it they may gain nothing of what was measured."""
+    ideas = (row.idea for row in change.rows if row.code and row.to is not None and row.idea)
+    return next(ideas, None)
+
+
 def _can_be_written(change: Change) -> bool:
     """All of it: what no line or option is known for was measured with the rest."""
-    if not all(row.code or row.command for row in change.rows):
+    if not all(row.code or row.command for row in change.rows) or _by_hand(change):
         return False
     return bool(_hunks_of(change)) or any(row.command for row in change.rows)
 

@@ -195,6 +195,11 @@ def listing(run: Path, *rows: Recommendation) -> None:
             (1,),
             r"no line of yours for a part of it \(reuse_buffers\). Write it by hand\.$",
         ),
+        (  # persistent_workers=True of a loader that each epoch builds anew gained nothing
+            (row("num_workers", 2, 3.0, code=WORKERS, idea="Build the loader once."),),
+            (1,),
+            r"knows are a part of it\. Build the loader once\. Write it by hand\.$",
+        ),
         (
             (
                 row("num_workers", 2, 3.0, code=WORKERS),

@@ -387,7 +387,7 @@ TRIAL_LIMIT = click.option(
     type=Seconds(),
     metavar="SECONDS",
     help="A measurement of a trial that takes longer counts as hung.  [default: four times as long "
-    "as planned; waiting for one batch, 120 s]",
+    "as planned; waiting for one batch, 30 s in a diagnosis, else 120 s]",
 )
 
 

@@ -341,7 +341,7 @@ def _others(listed: Sequence[Change]) -> str:
 
 
 def _by_hand(change: Change) -> str | None:
-    """What is left to do beside its lines: without it they may gain nothing of what was measured."""
+    """What is left to do beside its lines, which may gain nothing without it."""
     ideas = (row.idea for row in change.rows if row.code and row.to is not None and row.idea)
     return next(ideas, None)
 

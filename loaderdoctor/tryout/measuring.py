@@ -38,6 +38,8 @@ from loaderdoctor.tryout import (
 )
 from loaderdoctor.tryout.windows import SHORT_EPOCH, Cost
 
+# A batch of a trial that a diagnosis waits longer for never comes, where none was planned to.
+HANGS_S = 30.0
 # With a limit asked for, until the process counts as hung: torch's own time-out ends a trial whose
 # workers hang, and its pool is shut down, within some seconds of it.
 TIMEOUT_SLACK_S = 15.0
@@ -110,19 +112,20 @@ class Measurer:
         elif mode == "trial":
             n_steps = self._with_end(trial, n_steps, cost)
         expected_s = cost.overhead_s + n_steps * cost.step_s
+        limit_s = self._limit_s(expected_s) + self._slow_start_s(trial)
         began = self._clock()
         done = self._measure(
             WindowRequest(
                 id=next(WINDOW_IDS),
                 mode=mode,
                 n_steps=n_steps,
-                limit_s=self._limit_s(expected_s) + self._slow_start_s(trial),
+                limit_s=limit_s,
                 settings=trial.switched if mode == "trial" else None,
                 measure_boundary=mode == "trial" and self._boundary_due(trial, expected_s),
                 host_memory=self._memory_due(trial),
                 tensor_memory=_tensor_memory_due(trial),
                 drain=self._drains(trial),
-                fetch_limit_s=self._options.trial_limit_s if mode == "trial" else None,
+                fetch_limit_s=self._fetch_limit_s(limit_s) if mode == "trial" else None,
                 cache_limit_s=self._options.cache_limit_s if trial.settings.cache else None,
             ),
             trial,
@@ -188,6 +191,17 @@ class Measurer:
         # A diagnosis, whose trials stand next to the loop as it runs, keeps to a budget by itself.
         budget_s = None if options.as_it_runs else options.budget_s
         return windows.limit_s(expected_s, budget_s=budget_s, at_most=options.trial_limit_s)
+
+    def _fetch_limit_s(self, limit_s: float) -> float | None:
+        """When a batch of a trial is taken to hang; None: by its source's own limit.
+
+        Within a diagnosis with its window, but for what workers take to start: of those that a lock
+        of the training process kept for ever, one trial took 120 s of a budget of 30.
+        """
+        options = self._options
+        if options.trial_limit_s is not None or not options.as_it_runs:
+            return options.trial_limit_s
+        return max(HANGS_S, limit_s)
 
     def _slow_start_s(self, trial: Trial) -> float:
         """How much longer its first window may take."""

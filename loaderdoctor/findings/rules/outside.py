@@ -169,7 +169,11 @@ def _workers_advice(part: OutsideFacts, facts: Facts) -> str:
     waited = f"a pass waits {fmt.share(part.wait_share)} of its time for batches"
     if record is None or not record.settings.num_workers:
         return f"Give this loader workers (num_workers, persistent_workers): {waited}."
-    if not record.settings.persistent_workers:
+    # Kept by a loader that is built again for each pass they are started all the same, and of a
+    # dataset that the loop changes they would not hear.
+    step = facts.step
+    kept = step is not None and (step.changed or record.id in step.rebuilt)
+    if not record.settings.persistent_workers and not kept:
         return f"Keep its workers from pass to pass (persistent_workers=True): {waited}."
     return f"Give this loader more workers: {waited}."
 

@@ -226,9 +226,9 @@ def overhead_bound_loader(facts: Facts) -> Finding | None:
         share=cost.share,
         loader=loader.id,
         summary=(
-            f"A sample takes {1000 * sample_ms:.0f} µs: the {cost.of_step} are the overhead of "
-            "fetching one sample at a time and collating them, not the data. Slice whole batches "
-            f"or keep the dataset on the device.{instead}"
+            f"A sample takes {1000 * sample_ms:.0f} µs: the {cost.of_step} go into making so small "
+            "samples one at a time and collating them. Slice whole batches or keep the dataset on "
+            f"the device.{instead}"
         ),
         predictions=(no_more_workers("More workers would add the price of a queue."),),
         evidence={

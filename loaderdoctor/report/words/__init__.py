@@ -77,8 +77,8 @@ def parts_of(report: Report) -> Parts:
             parts=_parts(report, values, whole.ms),
         )
     inside = 1.0 - wall.outside_share
-    # Of a trace alone the step's time is that of profiled steps; all of the time is of others.
-    step = whole.time if whole.ms == wall.step_ms else fmt.ms(wall.step_ms)
+    # Without windows the step's time is that of profiled steps; what lies outside is of others.
+    step = whole.time if report.step.wall_ms_ci is not None else fmt.ms(wall.step_ms)
     scaled = {name: None if v is None else v * inside for name, v in values.items()}
     return Parts(
         title="A training step, with its share of what lies outside",

@@ -39,7 +39,8 @@ CAUSES: Mapping[Kind, str] = {
     Kind.TOO_FEW_WORKERS: "there are too few workers to keep up",
     Kind.CPU_SATURATED_WORKERS: "the workers use all the CPUs there are",
     Kind.STORAGE_BOUND_WORKERS: "the workers wait (storage, a network, a lock) and do not compute",
-    Kind.OVERHEAD_BOUND_LOADER: "handing samples and batches over costs more than making them",
+    Kind.OVERHEAD_BOUND_LOADER: "what a batch costs is paid for each small sample, or for handing "
+    "it over",
     Kind.WORKER_STARTUP_EACH_EPOCH: "the workers are started again each epoch",
     Kind.ITERATOR_RECREATED: "the loader's iterator is created again and again",
     Kind.HEAD_OF_LINE_STALL: "ready batches wait behind a slow one",

@@ -79,7 +79,7 @@ CASES = (
         share=0.15,
         severity=Severity.MODERATE,
         evidence={"page_faults_per_step": 600.0, "fault_us": 2.5, "cost_ms_per_step": 1.5},
-        says=("600 page faults a step", "predicted to save 1.50 of 10.0 ms", "not tried"),
+        says=("600 page faults a step", "saves 1.50 of 10.0 ms a step at most", "not tried"),
         silent={
             "too few to matter": faulting(190.0),
             "few, however dear": faulting(99.0, fault_us=20.0),
@@ -97,6 +97,18 @@ CASES = (
 )
 test_a_fault_of_memory_fetched_again_is_told_with_its_cost = fires(CASES)
 test_nothing_is_told_where_memory_is_kept_or_unknown = stays_silent(CASES)
+
+
+@pytest.mark.parametrize(
+    ("n", "severity"),
+    [(600.0, Severity.MODERATE), (1600.0, Severity.MODERATE), (2400.0, Severity.HIGH)],
+)
+def test_its_severity_follows_the_least_that_keeping_the_memory_was_seen_to_save(
+    n: float, severity: Severity
+) -> None:
+    """39 % of a step by its faults, and 14 % when its memory was kept."""
+    finding = allocator_page_faults(faulting(n))
+    assert finding is not None and finding.severity is severity
 
 
 def test_with_an_accelerator_it_costs_no_more_than_the_host_is_waited_for() -> None:

@@ -119,6 +119,17 @@ def test_advice_on_validation_fits_what_its_passes_do() -> None:
     assert "workers" not in advice(VALIDATION)
 
 
+def test_workers_are_not_kept_by_a_loader_that_is_built_anew_or_whose_dataset_changes() -> None:
+    """`persistent_workers=True` stood next to the reason why it is not advised."""
+    waits = replace(VALIDATION, wait_share=0.9)
+    other = replace_settings({"num_workers": 2})
+    for change in ({"changed": "its length"}, {"rebuilt": frozenset({other.id})}):
+        facts = healthy(wall=wall(waits), loaders=(loader(), other), step=step(**change))
+        found = time_outside_steps(facts)
+        assert found is not None and found.advice is not None
+        assert "persistent" not in found.advice and "more workers" in found.advice
+
+
 def test_a_pass_of_backward_passes_is_not_told_to_leave_them_out() -> None:
     told = advice(replace(VALIDATION, what="gradients", with_grad=True))
     assert "no_grad" not in told and "less often" in told

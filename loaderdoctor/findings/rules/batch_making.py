@@ -121,9 +121,10 @@ def _startup_of_run(facts: Facts) -> Finding | None:
         share=explained.share,
         loader=again[0].id if again else loader_id(facts),
         summary=(
-            f"Starting {fmt.count(n, 'worker')}{of} again costs "
-            f"{fmt.seconds(boundary_ms / 1000)} each epoch of {step.steps_per_epoch} steps, "
-            f"{fmt.share(explained.share)} of the run.{built}"
+            f"{fmt.count(n, 'worker')}{of} {fmt.verb(n, 'start')} again for each epoch of "
+            f"{step.steps_per_epoch} steps, and until the first batch "
+            f"{fmt.seconds(boundary_ms / 1000)} go by: {fmt.share(explained.share)} of the "
+            f"run.{built}"
         ),
         predictions=(
             *([kept] if step.changed is None else []),

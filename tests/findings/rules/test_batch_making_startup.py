@@ -48,7 +48,7 @@ CASES = (
         share=0.7,
         severity=Severity.HIGH,
         evidence={"num_workers": 12, "startup_ms_per_step": 7.0},
-        says=("Starting 12 workers of 3 loaders again", "num_workers=0", "1.50 ms of a step"),
+        says=("12 workers of 3 loaders start again", "num_workers=0", "1.50 ms of a step"),
         silent={
             "all persistent": joined(
                 loaders=tuple(replace_settings(x, persistent_workers=True) for x in THREE)
@@ -75,7 +75,10 @@ CASES = (
         share=0.5,
         severity=Severity.HIGH,
         evidence={"boundary_ms": 40.0, "startup_ms_per_step": 5.0, "steps_per_epoch": 8},
-        says=("Starting 4 workers again costs 40.0 ms each epoch of 8 steps, 50 % of the run",),
+        says=(
+            "4 workers start again for each epoch of 8 steps, and until the first batch 40.0 ms go "
+            "by: 50 % of the run",
+        ),
         silent={
             "long epochs": with_exposed(input_=0.55, step=step(boundary_ms=40.0)),
             "persistent workers": with_exposed(

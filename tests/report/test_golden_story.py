@@ -29,7 +29,7 @@ GAIN = re.compile(
     + TIMES
     + " as fast"
 )
-HOUR = re.compile(r"Every hour of this \w+ becomes (?:(\d+) min)? ?(?:(\d+) s)?")
+HOUR = re.compile(r"Every hour of this \w+ becomes (?:about )?(?:(\d+) min)? ?(?:(\d+) s)?")
 
 
 def told(path: Path) -> str:

@@ -309,14 +309,14 @@ def meaning(report: Report) -> str | None:
     if now_ms is None or ratio <= 1.0 or only_reads or unpromised or outside_ms is None:
         return None
     best_ms, now_ms = now_ms / ratio + outside_ms, now_ms + outside_ms
-    hour = fmt.seconds(3600 * best_ms / now_ms)
     what = "training" if report.trains else "inference"
-    text = f"Every hour of this {what} becomes {hour}"
+    about = "about " if first is not None and first.is_loose else ""
+    text = f"Every hour of this {what} becomes {about}{fmt.seconds(3600 * best_ms / now_ms)}"
     steps = report.step.steps_per_epoch
     if steps is not None and first is not None:
         of_steps = f" of {fmt.count(steps, 'step')}" if first.per == "a step" else ""
         text += (
-            f"; an epoch{of_steps} takes {fmt.seconds(steps * best_ms / 1e3)} "
+            f"; an epoch{of_steps} takes {about}{fmt.seconds(steps * best_ms / 1e3)} "
             f"instead of {fmt.seconds(steps * now_ms / 1e3)}"
         )
     return text + "."

@@ -10,7 +10,13 @@ import pytest
 from loaderdoctor.report.console import console_text
 from loaderdoctor.report.html import html
 from loaderdoctor.report.model import Report, Trial
-from loaderdoctor.report.words.changes import Change, changes_of, leader_not_advised, vocabulary
+from loaderdoctor.report.words.changes import (
+    Change,
+    changes_of,
+    leader_not_advised,
+    meaning,
+    vocabulary,
+)
 from loaderdoctor.report.words.summary import _first_change
 from tests.report import samples
 from tests.report.samples import recommendation, trial
@@ -131,6 +137,8 @@ def test_a_headline_says_how_loosely_its_figure_was_measured(
     )
     (change,) = changes_of((row,))
     assert said in _first_change(329.9, change)
+    report = msgspec.structs.replace(samples.input_bound(), recommendations=(row,))
+    assert ("becomes about" in (meaning(report) or "")) is ("about" in said)  # the last line too
 
 
 @pytest.mark.parametrize(

@@ -353,8 +353,7 @@ class Loop:
         took = perf_counter_ns() - start - feed.apart_ns
         loader, definition = feed.loader, session.definition
         feed.quick, session.window.hears_work = None, True
-        n_batches = feed.n_seen if not feed.tainted else None
-        loader.passes.end(n_batches, took, evaluates=evaluates)
+        loader.passes.end(None if feed.tainted else feed.n_seen, took, evaluates=evaluates)
         loader.look_again()
         if session.passes is not None:
             session.passes.ran_out(loader, start)

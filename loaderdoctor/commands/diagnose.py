@@ -302,6 +302,10 @@ def _launch_options(options: DiagnoseOptions) -> LaunchOptions:
     )
 
 
+# Recording makes steps longer, not shorter: from here on the others hold what was not recorded.
+MUCH_LONGER = 1.5
+
+
 def report_without_dataloader(seen: NoDataLoader, target: str) -> tuple[Report, Attributed]:
     """The report of the profiled steps, as `analyze` makes it of their trace.
 
@@ -328,8 +332,8 @@ def report_without_dataloader(seen: NoDataLoader, target: str) -> tuple[Report, 
         f"of these steps took {fmt.step_ms(seen.step_ms)} each{between}; everything else here is "
         "from the profiled steps."
     )
-    warnings = (ReportWarning(kind="no-loader", text=text),)
     facts = facts_of(attributed)
+    warnings = (ReportWarning(kind="no-loader", text=text), *_unlike(seen, facts.wall_ms))
     lines = loop_line_facts(
         [seen.stacks] if seen.stacks is not None else [], has_accelerator=facts.has_accelerator
     )
@@ -363,3 +367,16 @@ def _with_pauses(pauses: PauseRecord | None, n_steps: int) -> WallFacts | None:
         every_steps=pauses.every_steps,
     )
     return WallFacts(step_ms=pauses.usual_ms, outside=(work,), n_steps=n_steps)
+
+
+def _unlike(seen: NoDataLoader, profiled_ms: float) -> tuple[ReportWarning, ...]:
+    """That steps without the profiler took longer, where nothing tells what lies between them."""
+    known = seen.pauses is not None and seen.pauses.every_steps is not None
+    if known or seen.step_ms <= MUCH_LONGER * profiled_ms:
+        return ()
+    text = (
+        f"{fmt.count(seen.n_steps, 'step')} without the profiler took {fmt.step_ms(seen.step_ms)} "
+        f"each, the profiled ones {fmt.step_ms(profiled_ms)}: what lies between some of the others "
+        "(rollouts, validation, the next part of the data), or a slow start, is in no figure here."
+    )
+    return (ReportWarning(kind="not-steady", text=text),)

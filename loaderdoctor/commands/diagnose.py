@@ -304,6 +304,7 @@ def _launch_options(options: DiagnoseOptions) -> LaunchOptions:
 
 # Recording makes steps longer, not shorter: from here on the others hold what was not recorded.
 MUCH_LONGER = 1.5
+MIN_COMPARED = 8  # of fewer one that starts slowly makes most of the mean
 
 
 def report_without_dataloader(seen: NoDataLoader, target: str) -> tuple[Report, Attributed]:
@@ -372,11 +373,11 @@ def _with_pauses(pauses: PauseRecord | None, n_steps: int) -> WallFacts | None:
 def _unlike(seen: NoDataLoader, profiled_ms: float) -> tuple[ReportWarning, ...]:
     """That steps without the profiler took longer, where nothing tells what lies between them."""
     known = seen.pauses is not None and seen.pauses.every_steps is not None
-    if known or seen.step_ms <= MUCH_LONGER * profiled_ms:
+    if known or seen.n_steps < MIN_COMPARED or seen.step_ms <= MUCH_LONGER * profiled_ms:
         return ()
     text = (
         f"{fmt.count(seen.n_steps, 'step')} without the profiler took {fmt.step_ms(seen.step_ms)} "
         f"each, the profiled ones {fmt.step_ms(profiled_ms)}: what lies between some of the others "
-        "(rollouts, validation, the next part of the data), or a slow start, is in no figure here."
+        "(rollouts, validation, the next part of the data) is in no figure here."
     )
     return (ReportWarning(kind="not-steady", text=text),)

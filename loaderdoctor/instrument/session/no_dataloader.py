@@ -145,8 +145,12 @@ class NoDataLoaderWatch:
             if _is_paused(pauses, step_ns[-1]):
                 pauses = pauses_of(step_ns)
         self._captures = True
-        step_ms = (now_ns - began_ns) / n_steps / NS_PER_MS
-        splits = self._n_passes > n_steps and not of_passes
+        took_ms = (now_ns - began_ns) / NS_PER_MS
+        step_ms = took_ms / n_steps
+        if len(step_ns) >= 2 * MIN_STEPS and not of_passes:  # without the first: compiling, caches
+            n_steps = len(step_ns) - MIN_STEPS
+            step_ms = fmean(step_ns[MIN_STEPS:]) / NS_PER_MS
+        splits = self._n_passes > len(step_ns) and not of_passes
         usual_ms = step_ms if pauses is None else pauses.usual_ms
         yield from _behind(pauses)
         refused = yield from self._capture(
@@ -159,7 +163,7 @@ class NoDataLoaderWatch:
             self._key = None  # what is told of from here on are the passes of a step
             yield
             site, of_passes = user_site().label, True
-            n_steps, step_ms = n_passes, step_ms * n_steps / n_passes
+            n_steps, step_ms = n_passes, took_ms / n_passes
             self._only_some = pauses = None
             refused = yield from self._capture(step_ms, device, fewest=1)
             if self._has_loader():

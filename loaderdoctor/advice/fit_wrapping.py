@@ -206,8 +206,9 @@ def _wrapping(loader: LoaderRecord, settings: Settings) -> Wrapping | None:
         return CACHED if settings.cache else None
     found = sliced(loader) if settings.cache else rows(loader)
     if found is None:
-        known = "what its batches are made of" if settings.cache else "its samples' arrays"
-        raise CannotEdit(f"code for {known} is not known")
+        made = "its batches are no list or dict of tensors"
+        rows_of = "which arrays its samples are rows of is not known"
+        raise CannotEdit(made if settings.cache else rows_of)
     return found
 
 

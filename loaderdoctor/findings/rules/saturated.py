@@ -30,6 +30,7 @@ from loaderdoctor.findings.input_parts import (
     making_cost,
     may_contend,
     stall_cost,
+    startup_ms_per_step,
     unmapped_cost,
 )
 from loaderdoctor.findings.line_names import hot_evidence, hot_sentence
@@ -203,6 +204,11 @@ def overhead_bound_loader(facts: Facts) -> Finding | None:
         return receiving
     workers, cost, loader = facts.workers, unmapped_cost(facts), facts.main_loader
     if workers is None or cost is None or loader is None or loader.kind != "map":
+        return None
+    # An epoch's start (its indices, its workers) is no sample's overhead: batches of 0.13 ms were
+    # given for 3.74 ms a step, of which 3.6 went by before each epoch of 151 steps.
+    cost = cost.part(cost.ms - (startup_ms_per_step(facts) or 0.0))
+    if cost.share < MODERATE_SHARE:
         return None
     sample_ms = _sample_ms(facts)
     if sample_ms is None or sample_ms > MAX_OVERHEAD_SAMPLE_MS:

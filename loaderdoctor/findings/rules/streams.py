@@ -256,7 +256,9 @@ def sampler_bound(facts: Facts) -> Finding | None:
     )
     if drawn and read:
         remedy = f"It draws {drawn:,} indices for an epoch, of which the loop reads {read:,}."
-        advice = f"Draw no more than are read (num_samples={read})."
+        advice = f"Draw no more than are read: num_samples={read}."
+        if name != "WeightedRandomSampler":  # the others permute all, however few are asked for
+            advice = "Go on with the same pass over the loader where the last epoch left it."
     return Finding(
         kind=Kind.SAMPLER_BOUND,
         severity=part.severity,
@@ -282,5 +284,5 @@ def _drawn_and_read(facts: Facts) -> tuple[int, int]:
     if step is None or loader is None or loader.sampler not in _DRAWING_ALL:
         return 0, 0
     read = (step.steps_per_epoch or 0) * (loader.batch_size or 0)
-    drawn = loader.n_samples or 0
+    drawn = loader.n_indices or 0
     return (drawn, read) if 0 < read <= MAX_READ_SHARE * drawn else (0, 0)

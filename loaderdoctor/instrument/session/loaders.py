@@ -184,6 +184,7 @@ def loader_record(loader: DataLoader[Any], site: Site) -> LoaderRecord:
         batch_size=loader.batch_size or getattr(loader.batch_sampler, "batch_size", None),
         steps_per_epoch=steps_per_epoch(loader),
         sampler="" if iterable else type(sampler).__name__,
+        n_indices=None if iterable else _length(sampler),
         collate=getattr(loader.collate_fn, "__name__", type(loader.collate_fn).__name__),
         collate_library=collate_library(loader.collate_fn),
         has_init=loader.worker_init_fn is not None,

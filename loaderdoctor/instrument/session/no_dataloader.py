@@ -24,11 +24,7 @@ from loaderdoctor.instrument.session.roles import device_of, optimizer_exists, t
 from loaderdoctor.instrument.system import user_site
 from loaderdoctor.instrument.wire.channel import ConnectionLostError
 from loaderdoctor.instrument.wire.measured import PauseRecord, StackRecord
-from loaderdoctor.instrument.wire.protocol import (
-    NoDataLoader,
-    ProfilerSchedule,
-    Stop,
-)
+from loaderdoctor.instrument.wire.protocol import NoDataLoader, ProfilerSchedule, Stop
 from loaderdoctor.units import NS_PER_MS, NS_PER_S
 
 if TYPE_CHECKING:
@@ -202,7 +198,8 @@ class NoDataLoaderWatch:
     ) -> Generator[None, None, _Refused | None]:
         """Profile some of the steps to come, which take about `step_ms`; why not, or None.
 
-        Less than `FEWEST`, but `fewest`, where more have too many events. None with a pause in it.
+        Less than `FEWEST`, but `fewest`, where more have too many events; no more than lie between
+        two `pauses`.
         """
         # Imports torch, which is the script's to import first: its environment still counts then.
         from loaderdoctor.instrument.session.profiling import (

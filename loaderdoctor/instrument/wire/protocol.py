@@ -301,9 +301,7 @@ class WindowDone(Message, frozen=True, kw_only=True, omit_defaults=True):
     collections: CollectionRecord | None = None  # None: no garbage collection, or not recorded
     ready: ReadyRecord | None = None  # no_input: None where batches were recorded earlier
     wall: WallRecord | None = None  # of the whole run up to this window's end
-    epoch_length: int | None = (
-        None  # batches that the loop last read of the steps' loader in a pass
-    )
+    epoch_length: int | None = None  # batches that the loop read in its last pass for steps
 
 
 class Beat(Message, frozen=True, kw_only=True, omit_defaults=True):

@@ -154,6 +154,7 @@ class LoaderRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     batch_size: int | None = None
     steps_per_epoch: int | None = None  # len(loader), or the length observed
     sampler: str = ""
+    n_indices: int | None = None  # len(sampler): what it draws for an epoch
     collate: str = ""
     collate_library: str | None = None  # the package whose code it is; None: the user's own
     has_init: bool = False  # a worker_init_fn, of whoever's

@@ -347,6 +347,26 @@ def test_of_steps_that_differ_the_recorded_ones_may_have_been_long() -> None:
     assert claim.copy_ms.value == pytest.approx(13.0)  # what the rounds show
 
 
+def test_where_recorded_steps_were_much_quicker_copies_cost_what_the_trace_leaves_them() -> None:
+    """Others had no turn on the device while it was recorded: 74 of 100 ms, 71 of it kernels."""
+    trace = replace(
+        gpu(71.0, copies=WAITED_FOR, shares=builders.shares(copy=0.004)),
+        wall_ms=74.0,
+        step_walls_ms=(74.0, 74.0),
+    )
+    claim = claimed(ablation(NOTHING, estimate(19.0, 8.0)), trace)
+    assert claim is not None and claim.copy_ms is not None
+    assert claim.copy_ms.value < 5.0  # 3 of 74 ms, of 100
+    assert claim.copy_ms.low < 0.5
+    waited = claimed(ablation(estimate(26.0, 1.0), estimate(19.0, 8.0)), trace)  # for the loader
+    assert waited is not None and waited.copy_ms is not None
+    assert waited.copy_ms.low == pytest.approx(11.0)
+    loud = replace(trace, shares=builders.shares(copy=0.3), kernels=gpu(50.0).kernels)
+    shown = claimed(ablation(NOTHING, estimate(19.0, 8.0)), loud)
+    assert shown is not None and shown.copy_ms is not None
+    assert shown.copy_ms.low == pytest.approx(11.0)  # the trace has them as well
+
+
 def test_tensors_converted_on_the_way_cost_what_no_copy_shows() -> None:
     sent = TransferRecord(
         call="to", site="train.py:5", code=None, shape=(8,), dtype="float64", n_bytes=18_000_000,

@@ -253,7 +253,7 @@ def alarm_row(
     why = too_noisy(truth)
     if not why and said.bound not in right_bounds(truth):
         why = "false alarm"
-    why = why or does_not_confirm(truth, said.bound, said.severity)
+    why = why or does_not_confirm(truth, said)
     return row | truth_cells(truth) | {"ok": not why, "why": [why or "its truth says so too"]}
 
 

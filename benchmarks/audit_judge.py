@@ -129,13 +129,20 @@ def too_noisy(truth: Truth) -> str:
     return f"{UNDECIDED}: ± {100 * noise:.0f} points" if noise > MOST_NOISE else ""
 
 
-def does_not_confirm(truth: Truth, bound: str, severity: str) -> str:
-    """Why a truth that allows an alarm does not confirm it: its noise reaches below that."""
-    needed = HIGH if severity == "high" else MODERATE
-    share, noise = truth.shares[bound], truth.noise[bound]
-    if share - noise >= needed - POINTS:
-        return ""
-    return f"{UNDECIDED}: {100 * share:.0f} ± {100 * noise:.0f} %"
+def does_not_confirm(truth: Truth, said: Said) -> str:
+    """Why a truth that allows an alarm does not confirm it.
+
+    Its noise reaches below what the alarm needs, or the share that was said is beyond the noise of
+    both.
+    """
+    needed = HIGH if said.severity == "high" else MODERATE
+    share, noise = truth.shares[said.bound], truth.noise[said.bound]
+    if share - noise < needed - POINTS:
+        return f"{UNDECIDED}: {100 * share:.0f} ± {100 * noise:.0f} %"
+    most, ours = shares_by_bound(truth)[said.bound], said.shares.get(said.bound) or 0.0
+    if ours - most > max(POINTS, noise + said.noise.get(said.bound, 0.0)):
+        return f"false alarm: {said.bound} {100 * (ours - most):+.0f} points"
+    return ""
 
 
 def why_of(loop: AuditLoop, truth: Truth, said: Said) -> list[str]:

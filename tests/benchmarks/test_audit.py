@@ -258,10 +258,19 @@ def test_a_noisy_truth_decides_nothing() -> None:
 def test_an_alarm_is_confirmed_only_by_a_truth_that_is_surely_so_large() -> None:
     """Copies of 6.3 ± 8.2 % were said to confirm one."""
     judge = module("audit_judge")
+
+    def said(severity: str, share: float = 0.1, noise: float = 0.05) -> Any:
+        return judge.Said(
+            bound="copy", severity=severity, wall_ms=100.0, shares={"input": 0.0, "copy": share},
+            noise={"copy": noise}, high=(), kinds=(), summary="",
+        )  # fmt: skip
+
     for share, noise, confirms in ((0.063, 0.082, False), (0.12, 0.05, True), (0.063, 0.02, True)):
         truth = truth_of(copy=share, noise=noise)
-        assert (judge.does_not_confirm(truth, "copy", "moderate") == "") is confirms
-        assert judge.does_not_confirm(truth, "copy", "high")
+        assert (judge.does_not_confirm(truth, said("moderate")) == "") is confirms
+        assert judge.does_not_confirm(truth, said("high"))
+    small = truth_of(copy=0.028, noise=0.004)  # beside others it was told as 19 ± 8 %
+    assert judge.does_not_confirm(small, said("moderate", 0.19, 0.08)).startswith("false alarm")
 
 
 @pytest.mark.slow

@@ -54,7 +54,7 @@ def test_workers_that_leave_a_large_heap_alone_are_tried_and_written(tmp_path: P
     assert frozen, [t.settings for t in tried]
     assert as_is.step_ms is not None
     for t in frozen:
-        assert t.step_ms is not None and t.step_ms < 0.9 * as_is.step_ms
+        assert t.gain_ms is not None and t.gain_ms > 0.1 * as_is.step_ms, t  # in the same rounds
     advised = done.settings["worker_gc"]
     assert advised.to in ("frozen", "rarely")
     assert "(start)" in advised.code  # around the function that the script names

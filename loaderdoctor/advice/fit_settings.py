@@ -28,6 +28,7 @@ from loaderdoctor.advice.patch import (
     define,
     import_from,
     iterated,
+    left_early,
     statement_below_imports,
 )
 from loaderdoctor.advice.source import at_label, called_name, sources_of
@@ -200,11 +201,27 @@ def _batches(editor: Editor, facts: Facts, settings: Settings) -> None:
             raise CannotEdit("the loop over it was not found in the script")
         text = at.source.code(at.loader)
         if in_thread:
-            import_from(editor, at.source, "prefetch_generator", "BackgroundGenerator")
-            text = f"BackgroundGenerator(iter({text}), max_prefetch=2)"
+            text = _from_a_thread(editor, at, text)
         if copied:
             text = _copied_ahead(editor, facts, at, text, settings.side_stream)
         editor.replace(at.source, at.source.span(at.loader), text)
+
+
+def _from_a_thread(editor: Editor, at: Iterated, batches: str) -> str:
+    """Raises CannotEdit where the script goes over the loader in another place meanwhile."""
+    calls = list(at.source.calls())
+    looks = {id(call.args[0]) for call in calls if called_name(call) == "next" and call.args}
+    for call in calls:
+        over_it = called_name(call) == "iter" and [at.source.code(x) for x in call.args] == [
+            batches
+        ]
+        if over_it and id(call) not in looks:  # `next(iter(loader))` is a look at one batch
+            raise CannotEdit("the script iterates the loader in another place too")
+    import_from(editor, at.source, "prefetch_generator", "BackgroundGenerator")
+    if not left_early(at.loop):
+        return f"BackgroundGenerator(iter({batches}), max_prefetch=2)"
+    define(editor, at.source, at.loop, loop_snippets.FETCHED_AHEAD)
+    return f"fetched_ahead(iter({batches}))"
 
 
 def _copied_ahead(

@@ -336,7 +336,8 @@ FEWER_BYTES = Change(
 # for that value. Off: what the loop does without it.
 _ON: Mapping[str, str] = {
     "background": "`BackgroundGenerator(iter(loader), max_prefetch=2)` of the package "
-    "prefetch_generator, in place of the loader in the loop's `for`.",
+    "prefetch_generator, in place of the loader wherever the loop takes batches of it. Read it to "
+    "its end where the loop is left early: a thread that still runs as Python ends may abort it.",
     "worker_cpus": "`os.sched_setaffinity(0, cpus)` in a `worker_init_fn`: that worker's CPUs.",
     "worker_gc": "`gc.freeze()` in a `worker_init_fn`; rarely: `gc.set_threshold(50_000, 20, 50)`.",
     "reuse_buffers": f"{CHANGES[Kind.BATCH_PAGE_FAULTS].idea} The trial measured "

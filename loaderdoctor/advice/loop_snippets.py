@@ -261,6 +261,26 @@ class Reused:  # batches in shared tensors that are filled again and again: mapp
         for slot, n in self.loader:
             yield [x[:n] for x in self.buffers[slot]]  # keep nothing past the next batch"""
 
+# A thread that still runs as Python ends may abort the process (exit code 134, up to Python 3.13),
+# and BackgroundGenerator 1.0.3 has no stop.
+FETCHED_AHEAD = """\
+def fetched_ahead(batches):
+    # By a thread, which ends with the loop wherever that is left.
+    left = False
+    def until_left():
+        for batch in batches:
+            if left:
+                return
+            yield batch
+    ahead = BackgroundGenerator(until_left(), max_prefetch=2)
+    try:
+        yield from ahead
+    finally:
+        left = True
+        for _ in ahead:  # what was fetched by then
+            pass
+        ahead.join()"""
+
 _COPIED_AHEAD = """\
 def copied_ahead(loader, device):
     # Copies the next batch on its own stream while this one computes. Needs pinned batches.

@@ -308,6 +308,26 @@ def iterated(facts: Facts, loader: LoaderRecord) -> Iterated | None:
     return Iterated(source, batches, loops[0])
 
 
+def left_early(loop: ast.For | ast.AsyncFor) -> bool:
+    """Whether its body says how the loop may end before its batches do."""
+
+    def leaves(node: ast.AST, *, inner: bool) -> bool:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+            return False
+        if isinstance(node, (ast.Return, ast.Raise, ast.Yield, ast.YieldFrom)):
+            return True
+        if isinstance(node, ast.Break):
+            return not inner
+        if isinstance(node, ast.Call) and called_name(node) in ("exit", "quit"):
+            return True
+        if isinstance(node, (ast.For, ast.AsyncFor, ast.While)):
+            within = any(leaves(x, inner=True) for x in node.body)
+            return within or any(leaves(x, inner=inner) for x in node.orelse)
+        return any(leaves(x, inner=inner) for x in ast.iter_child_nodes(node))
+
+    return any(leaves(x, inner=False) for x in loop.body)
+
+
 def _fors(source: Source) -> Iterator[ast.For | ast.AsyncFor]:
     for node in ast.walk(source.tree):
         if isinstance(node, (ast.For, ast.AsyncFor)):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,68 @@ def test_a_call_that_builds_the_loader_is_the_loader(
     assert at.source.code(at.loader) == call
     after = applied(text, blocks(written(facts, Settings(background="host")).code))
     assert f"BackgroundGenerator(iter({call}), max_prefetch=2)" in after
+
+
+LEFT = """import torch
+from torch.utils.data import DataLoader, Dataset
+
+
+class Rows(Dataset):
+    def __init__(self):
+        self.x = torch.ones(4000, 1728)
+
+    def __len__(self):
+        return 4000
+
+    def __getitem__(self, i):
+        return self.x[i] * i
+
+
+loader = DataLoader(Rows(), batch_size=16)  # train loader
+{look}
+
+
+def train(n):
+    for batch in loader:  # train loop
+        for value in range(3):
+            if value:
+                break
+        n += 1
+        total = batch.sum().item()
+        if n == 12:
+            {leave}
+    return total
+
+
+print(train(0))
+"""
+
+
+@pytest.mark.parametrize("leave", ["break", "return total", "print(total), exit()", "pass"])
+def test_a_loop_that_is_left_early_leaves_no_thread_behind(leave: str, tmp_path: Path) -> None:
+    """Else Python may abort as it ends (exit code 134), as it did in each of nine runs."""
+    text = LEFT.format(leave=leave, look="first = next(iter(loader))")
+    found = written(facts_of(Path("train.py"), text=text), Settings(background="host"))
+    after = applied(text, blocks(found.code))
+    assert ("fetched_ahead(iter(loader))" in after) is (leave != "pass")
+    assert "BackgroundGenerator(" in after
+    if leave in ("pass", "return total"):
+        return
+    for name, code in (("own", text), ("changed", after)):
+        (tmp_path / f"{name}.py").write_text(code)
+    ends = [
+        subprocess.run([sys.executable, tmp_path / f"{name}.py"], capture_output=True, text=True)
+        for name in ("own", "changed", "changed")
+    ]
+    assert [x.returncode for x in ends] == [0] * 3, ends[1].stderr
+    assert {x.stdout for x in ends} == {ends[0].stdout}
+
+
+def test_a_loader_that_is_iterated_twice_at_once_gets_no_thread_for_one_of_them() -> None:
+    """The trial gave both one: the code for one of them took longer than the loop as it is."""
+    text = LEFT.format(leave="pass", look="others = iter(loader)")
+    found = written(facts_of(Path("train.py"), text=text), Settings(background="host"))
+    assert not found.code and "wherever the loop takes batches" in (found.idea or "")
 
 
 def test_what_wraps_a_loader_is_looked_through() -> None:

@@ -292,26 +292,27 @@ def _cores(cpu_ns: Sequence[int | None], wall_ns: int) -> float | None:
     return sum(known) / wall_ns if known and wall_ns > 0 else None
 
 
-# Which plain windows were measured before the loop settled at the pace it then kept.
-#
-# Figures of two paces have no common mean, and an interval over both is of neither. What remains of
-# the training runs at the later one.
-
+# Windows before the loop settled at a pace: figures of two have no common mean, and an interval
+# over both is of neither. What remains of the training runs at the later one.
 MIN_LATER = 3  # the fewest windows whose spread says what one more would have been
 
 
-def before_steady(windows: Sequence[WindowDone]) -> list[WindowDone]:
+def before_steady(
+    windows: Sequence[WindowDone], steps_per_epoch: int | None = None
+) -> list[WindowDone]:
     """The first windows of these, in time, where each of them is slower than all that follow.
 
     Slower by `UNLIKE_SHARE` and by more than one further window of the later ones would differ,
-    without the time that other programs had the CPU. Empty where there is no such change, or where
-    too few windows follow. Where there are several such changes, those before the last.
+    without the time that other programs had the CPU. Of several such changes those before the last.
+    Empty where too few windows follow: less than an epoch after one, whose parts may differ.
     """
     known = sorted((w for w in windows if usable(w)), key=lambda w: w.start_ns)
     for n in range(len(known) - MIN_LATER, 0, -1):
         first, later = known[:n], known[n:]
         limit_ms = _limit_ms(later)
-        if all(excess_ms(window, later) > limit_ms for window in first):
+        n_first, n_later = (sum(w.n_steps for w in part) for part in (first, later))
+        parted = steps_per_epoch is not None and n_first >= steps_per_epoch > n_later
+        if not parted and all(excess_ms(window, later) > limit_ms for window in first):
             return first
     return []
 

@@ -80,7 +80,7 @@ class LoopEvidence:
         """Of the usable ones, those before the loop settled at the pace it then kept."""
         if self.earlier_ids is not None:
             return [w for w in self.all_plain if usable(w) and w.id in self.earlier_ids]
-        return before_steady(self.all_plain)
+        return before_steady(self.all_plain, self.steps_per_epoch)
 
     @property
     def steady(self) -> list[WindowDone]:

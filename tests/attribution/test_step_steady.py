@@ -37,6 +37,14 @@ def test_only_first_windows_slower_than_all_later_ones_are_of_another_pace(
     assert before_steady(known) == known[:n_before]
 
 
+def test_the_parts_of_a_short_epoch_are_no_start() -> None:
+    """Two datasets joined, of which one is slow: 58 % of the step were told as 9."""
+    known = windows((25.0, 25.2, 24.9, 25.1, 20.0, 20.2, 19.9))  # of 10 steps each
+    assert not before_steady(known, steps_per_epoch=40)
+    assert before_steady(known, steps_per_epoch=30) == known[:4]  # a whole one at that pace
+    assert before_steady(known, steps_per_epoch=50) == known[:4]  # the first was not over
+
+
 @pytest.mark.parametrize(("noise", "limit"), [(0.04, 0), (0.15, 6)])
 def test_noise_alone_is_no_change_of_pace(noise: float, limit: int) -> None:
     found = 0

@@ -63,6 +63,8 @@ _CALLS: dict[str, What] = {
     "flush": "files",
     "fsync": "files",
     "savez": "save",
+    "savez_compressed": "save",
+    "savetxt": "save",
     "dump": "save",
 }
 # By the module, or its package; longer names first.
@@ -73,7 +75,7 @@ _MODULES: dict[str, What] = {
     "safetensors": "save",
     "pickle": "save",
     "joblib": "save",
-    "numpy.lib": "save",
+    **dict.fromkeys(("numpy.lib.npyio", "numpy.lib._npyio_impl", "numpy.lib.format"), "files"),
     "copy": "deepcopy",
     **dict.fromkeys(("pandas", "polars", "pyarrow", "datasets"), "table"),
     **dict.fromkeys(
@@ -156,7 +158,8 @@ def _of_call(place: StackPlace) -> What | None:
         return None
     name = place.call.rpartition(".")[2]
     if name == "save":
-        return "save" if place.module is None or place.call.startswith("torch.") else None
+        by_name = place.module is None or place.call.startswith(("torch.", "np.", "numpy."))
+        return "save" if by_name else None
     return _CALLS.get(name)
 
 

@@ -139,6 +139,9 @@ def test_work_between_epochs_is_kept_apart() -> None:
     ("module", "call", "what"),
     [
         ("torch.serialization", "torch.save", "save"),
+        ("numpy.lib._npyio_impl", "np.save", "save"),
+        ("numpy.lib._npyio_impl", "np.load", "files"),
+        ("numpy.lib._histograms_impl", "np.histogram", "numpy"),
         ("sklearn.metrics", "f1_score", "metrics"),
         ("matplotlib.pyplot", "plt.plot", "plot"),
         ("wandb.sdk", "wandb.log", "tracking"),

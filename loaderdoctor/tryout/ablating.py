@@ -326,11 +326,13 @@ def slow_start(evidence: LoopEvidence) -> str | None:
         fmean(window_times(window).within_ms for window in windows) for windows in (earlier, steady)
     )
     left_out = sum(window.n_steps for window in earlier)
+    memory = memory_anew(earlier[0], steady)
+    whose = "which a run by itself may not come to" if memory else "which the rest of training has"
     return (
         f"the loop took {fmt.number(first_ms)} ms a step at first "
         f"({fmt.count(left_out, 'step')} in {fmt.count(len(earlier), 'window')}) and "
         f"{fmt.number(later_ms)} from then on; all figures of the step are of the later pace, "
-        f"which the rest of the training has{memory_anew(earlier[0], steady)}"
+        f"{whose}{memory}"
     )
 
 
@@ -340,9 +342,9 @@ def memory_anew(first: WindowDone, later: Sequence[WindowDone]) -> str:
     if shed is None:
         return ""
     return (
-        ". Until something larger was freed (by a first validation, say) each step gave memory "
-        f"back to the system and fetched it again: {shed[0]:,.0f} page faults a step at first, "
-        f"{shed[1]:,.0f} later. With MALLOC_TRIM_THRESHOLD_=1000000000 and "
+        ". Until something larger was freed, by measuring here or by a validation, each step gave "
+        f"memory back to the system and fetched it again: {shed[0]:,.0f} page faults a step at "
+        f"first, {shed[1]:,.0f} later. With MALLOC_TRIM_THRESHOLD_=1000000000 and "
         "MALLOC_MMAP_THRESHOLD_=33554432 in its environment the script keeps it from the start"
     )
 

@@ -76,7 +76,8 @@ def _timeline(
     window = _Window(int(steps.start_ns[index]), int(steps.end_ns[index]))
     workers: list[TimelineRow] = []
     if log is not None and clock is not None:
-        workers = list(_worker_rows(log, clock, window))
+        trace = _Window(int(steps.start_ns[0]), int(steps.end_ns[-1]))
+        workers = list(_worker_rows(log, clock, window, trace))
     rows = [
         window.row("counted as", _shares(attributed)),
         window.row("training thread", _training_thread(attributed)),
@@ -178,14 +179,23 @@ def _other_threads(attributed: Attributed) -> list[tuple[Doing, Intervals]]:
     return [("fetch", fetching), ("pin", moving), (own, ops)]
 
 
-def _worker_rows(log: WorkerLog, clock: ClockMap, window: _Window) -> Iterator[TimelineRow]:
-    """What each worker made within the step, and the pin-memory thread; idle workers have a row."""
+def _worker_rows(
+    log: WorkerLog, clock: ClockMap, window: _Window, trace: _Window
+) -> Iterator[TimelineRow]:
+    """What each worker made within the step, and the pin-memory thread.
+
+    Idle workers have a row where any of their pool made a batch during the trace: of a trial's that
+    was ended by force nobody recorded when.
+    """
     batches = log.batches
     begin, end = clock.to_trace(batches.begin_ns), clock.to_trace(batches.end_ns)
     split = batches.collate_ns >= 0
     fetched = np.where(split, clock.to_trace(batches.collate_ns), end)
     sent = np.where(batches.send_ns >= 0, clock.to_trace(batches.sent_ns), end)
-    for name, pids in _workers_by_row(log, clock, window):
+    during = (end > trace.start_ns) & (begin < trace.end_ns)
+    at_work = set(batches.pid[during].tolist())
+    pools = {process.serial for process in log.processes if process.pid in at_work}
+    for name, pids in _workers_by_row(log, pools, clock, window):
         mine = np.isin(batches.pid, pids)
         making = Intervals.of(begin[mine], end[mine])
         parts: list[tuple[Doing, Intervals]] = [
@@ -213,16 +223,19 @@ def _worker_rows(log: WorkerLog, clock: ClockMap, window: _Window) -> Iterator[T
 
 
 def _workers_by_row(
-    log: WorkerLog, clock: ClockMap, window: _Window
+    log: WorkerLog, pools: set[int], clock: ClockMap, window: _Window
 ) -> Iterator[tuple[str, list[int]]]:
     """(name, processes) of each row: those that took one worker's place one after the other.
+
+    Of `pools` (iterators' serial numbers); of all where that is empty.
 
     Workers started again within the step are one row; another loader's have their own.
     """
     loaders = {i.serial: i.loader for i in log.iterators}
     places: dict[tuple[str, int], list[int]] = {}
     for process in log.processes:
-        if process.role == "worker" and _lived(process, clock, window):
+        of_pool = process.serial in pools or not pools
+        if process.role == "worker" and of_pool and _lived(process, clock, window):
             loader = loaders.get(process.serial) or ""
             places.setdefault((loader, process.worker), []).append(process.pid)
     several = len({loader for loader, _ in places}) > 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -150,3 +151,13 @@ def test_workers_started_anew_share_a_row_and_another_loaders_have_their_own(
     ]
     made = [sum(len(s.spans) for s in r.strips if s.doing == "fetch") for r in drawn]
     assert made == [4, 2]
+
+
+def test_a_trials_workers_that_were_ended_by_force_have_no_rows(tmp_path: Path) -> None:
+    loader = cases.loader(cases.Sleeping(n=32, sleep_s=0.002), num_workers=2)
+    log, start_ns, end_ns = recorded(tmp_path, [loader])
+    worker = next(p for p in log.processes if p.role == "worker")
+    killed = replace(worker, pid=2**22, worker=2, serial=99, started_ns=start_ns - 1, exit_ns=None)
+    step = as_one_step(replace(log, processes=(*log.processes, killed)), start_ns, end_ns)
+    drawn = [r.name for r in step.rows if r.name.startswith("worker")]
+    assert drawn == ["worker 0", "worker 1"]

@@ -15,19 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 from loaderdoctor.instrument.session import Session
 from loaderdoctor.instrument.session.feed import FEED, Feed, LightIterator
+from loaderdoctor.instrument.session.joining import ReplayWatch
 from loaderdoctor.instrument.session.loader_state import N_DESCRIBED, LoaderState
 from loaderdoctor.instrument.session.roles import (
     MIN_WORKED,
-    REPLAYED,
     Definition,
-    ReplayWatch,
     device_of,
     training_device,
     without_grad,
 )
 from loaderdoctor.instrument.session.script_process import exit_now
 from loaderdoctor.instrument.system import user_site
-from loaderdoctor.instrument.wire.protocol import BATCHES_REPLAYED
 from loaderdoctor.instrument.wire.records import BoundaryRecord
 
 if TYPE_CHECKING:
@@ -180,6 +178,8 @@ class Loop:
                 window.hears_work = True
                 self._replay.fetched_other()
                 session.hooks.hear_backward()
+        elif loader is not definition.clock:
+            self._replay.fetched_beside()
         if window.watch_batch is not None:
             window.watch_batch(batch)
         shapes, replay_buffer = loader.shapes, loader.replay_buffer
@@ -253,8 +253,8 @@ class Loop:
                 session.wall.worked(stepped=optimizer is not None)
                 if self._follow(definition):
                     return
-            if optimizer is not None and self._replay.worked(id(optimizer)):
-                session.note(BATCHES_REPLAYED, f"{definition.clock.id}: {REPLAYED}")
+            if optimizer is not None and (note := self._replay.worked(id(optimizer))):
+                session.note(note[0], f"{definition.clock.id}: {note[1]}")
                 session.definition = replace(definition, tick="optimizer", optimizer=id(optimizer))
             return
         if (None if optimizer is None else id(optimizer)) == definition.optimizer:

@@ -3,8 +3,7 @@
 A loader belongs to the step if its fetches are followed by training work (backward or an
 optimizer step) before its next fetch, and it is fetched often enough to be no validation. Batches
 fetched without gradients are never the step's where others are. The steps are told by the loader
-that is trained on most often; one that joins some of them only is told as the loop settles, by
-`JoinWatch`.
+that is trained on most often; what joins or leaves them later `joining` notices.
 """
 
 from __future__ import annotations
@@ -49,23 +48,9 @@ WORKLESS_S = 1.0
 WORKLESS_WITH_OPTIMIZER_S = 30.0
 WORKLESS_WITHOUT_MODEL_S = 120.0
 LOOK_EVERY_S = 2.0  # for an optimizer: it walks all objects of the process, some 50 ms
-N_REPLAYED = 20  # optimizer steps without any fetch after the loader ran out
 
 _OF_INFERENCE = ", in inference: no backward pass and no optimizer step was seen"
 _OF_READING = ", which is only read: no model, no backward pass and no optimizer step was seen"
-
-# Another loader joins the steps where at least one in so many has a batch of it: three come within
-# the 24 steps for which batches to be replayed are recorded.
-JOINS_EVERY = 8
-# Steps with one before that is said: where one in fifty has one by chance, two lie so near one time
-# in seven, three one in 25.
-MIN_JOINED = 3
-
-REPLAYED = (
-    "the loop trains on without fetching, as with itertools.cycle, which replays the batches of "
-    "the first epoch from memory (and keeps them all). Steps are told by the optimizer from here "
-    "on; the loader costs them nothing."
-)
 
 
 @dataclass(slots=True)
@@ -266,95 +251,6 @@ class RoleObserver:
         if backward is not None and best.n < ACCUMULATES_BELOW * min(backward.n, n_batches):
             return backward
         return best
-
-
-@dataclass(slots=True)
-class _Joining:
-    """Steps with a batch, or a few, of another loader, since the first of them."""
-
-    first: int
-    last: int
-    n: int = 0
-    n_opened: int = 0  # of them, with an iterator made for it
-
-    def seen(self, n_steps: int, *, opened: bool) -> None:
-        self.last = n_steps
-        self.n += 1
-        self.n_opened += opened
-
-    @property
-    def joins(self) -> bool:
-        """Whether they are frequent enough, and of iterators that live on: no probe of a batch."""
-        often = JOINS_EVERY * (self.n - 1) >= self.last - self.first
-        return self.n >= MIN_JOINED and often and 2 * self.n_opened <= self.n
-
-    def may_join(self, n_steps: int) -> bool:
-        """Whether it could yet turn out so: its steps came that often up to now."""
-        lives_on = self.n < MIN_JOINED or self.n_opened < self.n
-        return lives_on and JOINS_EVERY * self.n >= n_steps - self.first
-
-
-class JoinWatch:
-    """Tells which other loaders join the steps of a loop that settles; later it looks no more."""
-
-    def __init__(self) -> None:
-        self.decided = False
-        self._found: dict[str, _Joining] = {}  # by loader
-
-    def seen(self, site: str, n_steps: int, *, opened: bool) -> None:
-        """A step trained on a few batches of it, with an iterator made for it (`opened`)."""
-        one = self._found.setdefault(site, _Joining(n_steps, n_steps))
-        if not one.n or one.last != n_steps:
-            one.seen(n_steps, opened=opened)
-
-    def is_open(self, n_steps: int) -> bool:
-        """Whether steps to come could tell that one joins them, which is not known yet."""
-        found = self._found.values()
-        return not self.decided and any(x.may_join(n_steps) and not x.joins for x in found)
-
-    def decide(self, n_steps: int) -> list[str]:
-        """Those that do, told once."""
-        joined = [s for s, x in self._found.items() if x.joins and x.may_join(n_steps)]
-        self.decided, self._found = True, {}
-        return joined
-
-
-class ReplayWatch:
-    """Notices a loop that trains on after its loader ran out: it replays batches from memory.
-
-    Counts the optimizer steps between a loader's end and its next fetch.
-    """
-
-    def __init__(self) -> None:
-        self._ran_out = False
-        self._n = 0
-        self._optimizer: int | None = None
-
-    def ran_out(self) -> None:
-        """The step's loader found its epoch at the end."""
-        self._ran_out = True
-        self._n = 0
-        self._optimizer = None
-
-    def fetched(self) -> None:
-        """The step's loader is about to fetch."""
-        self._ran_out = False
-
-    def fetched_other(self) -> None:
-        """Another loader gave a batch to train on: what follows it is of that."""
-        self._n = 0
-
-    def worked(self, optimizer: int) -> bool:
-        """An optimizer (its id) stepped: whether batches are being replayed, told once."""
-        if not self._ran_out:
-            return False
-        if self._optimizer is None:
-            self._optimizer = optimizer
-        self._n += optimizer == self._optimizer
-        if self._n < N_REPLAYED:
-            return False
-        self._ran_out = False
-        return True
 
 
 def without_grad() -> bool:

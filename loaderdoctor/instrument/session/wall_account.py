@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from time import perf_counter_ns
 from typing import Literal
 
-from loaderdoctor.instrument.session.roles import JoinWatch
+from loaderdoctor.instrument.session.joining import JoinWatch
 from loaderdoctor.instrument.wire.records import OutsideRecord, WallRecord
 from loaderdoctor.units import NS_PER_S
 

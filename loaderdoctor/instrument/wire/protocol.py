@@ -71,6 +71,8 @@ SCRIPT_ENDED = "the script ended during this window"
 
 # Note.kind of a loop whose loader ran out, and which replays the batches of that epoch.
 BATCHES_REPLAYED = "batches-replayed"
+# And where other loaders that feed its steps go on.
+ONE_REPLAYED = "one-loader-replayed"
 LOADER_CHANGED = "loader-changed"
 
 # Ready.id of a rank that waits for its peers before the stop.

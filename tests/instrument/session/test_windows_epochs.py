@@ -176,6 +176,21 @@ def test_cached_batches_of_itertools_cycle_are_told() -> None:
     assert run.windows[0].status == "ok"
 
 
+def test_a_cycled_loader_beside_one_that_goes_on_ends_no_fetching() -> None:
+    few, many = loader_of(8), loader_of(90)
+    trainer = Trainer()
+
+    def loop() -> None:
+        for _ in range(2):
+            for (x, _y), _ in zip(itertools.cycle(few), many, strict=False):
+                trainer.step(x)
+
+    run = watch(loop, request(1, "plain", 30))
+    assert [n.kind for n in run.notes] == ["one-loader-replayed"]
+    assert run.windows[0].status == "ok"
+    assert len(run.windows[0].fetches) >= 30  # of the loader that goes on
+
+
 def test_an_endless_iterator_kept_by_a_subclass_stays_endless() -> None:
     class Repeat(Sampler[list[int]]):
         def __iter__(self) -> Iterator[list[int]]:

@@ -5,11 +5,14 @@ And where that lies.
 
 from __future__ import annotations
 
+import array
 import functools
 import os
 import sys
 import types
+from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -87,6 +90,22 @@ def randomness_of_dataset(dataset: object) -> tuple[str, ...]:
         if _draws(function.__code__):
             found[function.__qualname__.replace("<locals>.", "")] = None
     return tuple(found)[:MAX_NAMED]
+
+
+_CONTAINERS = (list, dict, set, deque, bytearray, array.array, np.ndarray, Tensor)
+
+
+def named_containers(dataset: object) -> tuple[tuple[str, Any], ...]:
+    """What the dataset's code names outside of it that holds something: `(name, value)`."""
+    found: dict[str, Any] = {}
+    for function in _functions(dataset, 0, set()):
+        code = function.__code__
+        cells = zip(code.co_freevars, function.__closure__ or (), strict=False)
+        named = [(name, function.__globals__.get(name)) for name in code.co_names]
+        with suppress(ValueError):  # a cell that is not filled yet
+            named += [(name, cell.cell_contents) for name, cell in cells]
+        found |= {name: value for name, value in named if isinstance(value, _CONTAINERS)}
+    return tuple(found.items())
 
 
 def _draws(code: types.CodeType) -> bool:

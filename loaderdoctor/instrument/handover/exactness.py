@@ -2,32 +2,18 @@
 
 Not whether they may be tried at all: that is `trial_checks`. Here is what is known of the data,
 and what follows from it for batches that the user's model is trained on.
-
-Workers hold the dataset as it was when they were started. A loop that changes it meanwhile (a
-curriculum, an epoch number, a list shuffled in place) gets other samples from workers that are
-started at another time: `marks` are what of its state can be seen to change (values, content,
-versions, which object it is). `BetweenPasses` asks the same for advice: what is kept from epoch to
-epoch (workers, samples) would stay as it was.
 """
 
 from __future__ import annotations
 
-import array
-from collections import UserDict, UserList, deque
-from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from hashlib import blake2b
-from itertools import chain
-from pathlib import PurePath
 from typing import Any
 
-import numpy as np
-from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, MapDataPipe
 
 from loaderdoctor.errors import TrialRefused
-from loaderdoctor.instrument.batches import attributes
 from loaderdoctor.instrument.dataset import only_seeds
+from loaderdoctor.instrument.dataset.changes import marks
 from loaderdoctor.instrument.dataset.dataset_code import randomness_of_dataset
 from loaderdoctor.instrument.trial.trial_checks import check
 from loaderdoctor.instrument.wire.records import TensorRecord
@@ -44,18 +30,6 @@ _UNSEEN = (
     "its dataset holds more than can be compared from epoch to epoch: workers that are kept would "
     "miss what the loop changes of it"
 )
-MAX_DEPTH = 8
-MAX_MARKS = 10_000  # about three microseconds each
-# Of content, which is read again at each pass: a hash costs about a millisecond a megabyte.
-MAX_BYTES = 4_000_000
-_REFERENCE_BYTES = 8
-# Of each loader: what changes from epoch to epoch does so in the first ones too, as a rule, and
-# each look may take tens of milliseconds.
-MAX_PASSES_LOOKED_AT = 4
-ITS_LENGTH, ITS_ENTRIES = "its length", "its entries"
-_PLAIN = (str, bytes, int, float, complex, bool, type(None))
-_PLAIN_TYPES = frozenset(_PLAIN)
-_SEQUENCES = (list, tuple, deque)
 
 
 def never_reason(loader: DataLoader[Any]) -> str | None:
@@ -162,175 +136,3 @@ def refusal(
     except TrialRefused as refused:
         return refused.reason
     return None
-
-
-@dataclass(frozen=True, slots=True)
-class Marks:
-    """Equal where no change can be seen."""
-
-    content: Any
-    whole: bool  # nothing that can be changed in place was left out
-
-
-def marks(dataset: object) -> Marks:
-    """Of a dataset as it is now. Never raises: what objects to being looked at is left out."""
-    look = _Look()
-    try:
-        content = look.at(dataset, 0)
-    except Exception:  # any class may object in its own way, and may be changed by a thread
-        return Marks(id(dataset), whole=False)
-    return Marks(content, whole=look.whole)
-
-
-class BetweenPasses:
-    """What of a loader's dataset the loop was seen to change between two of its first passes.
-
-    What changes within a pass that this process reads is the dataset's own doing (samples that it
-    keeps, a file that it opens), and tells nothing. A pass that the loop leaves early has no end
-    where that could be told apart: then only the length does.
-    """
-
-    def __init__(self, own: set[str]) -> None:
-        """`own`: attributes that datasets change themselves; loaders may share a dataset."""
-        self._n_left = MAX_PASSES_LOOKED_AT
-        self._dataset: int | None = None  # the id of the one that was looked at
-        self._length: int | None = None
-        self._begun: dict[str, Any] = {}  # its attributes, compared by what `marks` compares
-        self._last: dict[str, Any] | None = None  # as the loop had them last; None: not known
-        self._own = own
-
-    def begins(self, loader: DataLoader[Any]) -> str | None:
-        """What the loop changed since the pass before; None: nothing that was seen."""
-        if not self._n_left:
-            return None
-        self._n_left -= 1
-        dataset, length = loader.dataset, _length(loader.dataset)
-        parts, same = _parts(dataset), id(dataset) == self._dataset
-        found = None
-        if same and length != self._length:
-            found = ITS_LENGTH
-        elif same and self._last is not None:
-            found = next((x for x in _differing(self._last, parts) if x not in self._own), None)
-        self._dataset, self._length, self._begun = id(dataset), length, parts
-        self._last = parts if loader.num_workers else None  # workers read copies of it
-        return found
-
-    def ended(self, loader: DataLoader[Any]) -> None:
-        """A pass found its end."""
-        if self._n_left and not loader.num_workers and id(loader.dataset) == self._dataset:
-            self._last = _parts(loader.dataset)
-            self._own.update(_differing(self._begun, self._last))
-
-
-def _length(dataset: Any) -> int | None:
-    try:
-        return len(dataset)
-    except Exception:  # the user's own __len__ may raise anything
-        return None
-
-
-def _parts(dataset: Any) -> dict[str, Any]:
-    """What a dataset is compared by, for each of its attributes."""
-    content = marks(dataset).content
-    if not isinstance(content, tuple) or content[:1] != (id(dataset),):
-        return {ITS_ENTRIES: content}
-    return dict(content[1])
-
-
-def _differing(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
-    return [name for name, mark in b.items() if name in a and a[name] != mark]
-
-
-class _Look:
-    """One look at a dataset; what it returns holds nothing that can be changed."""
-
-    def __init__(self) -> None:
-        self.whole = True
-        self._room = MAX_BYTES
-        self._n_marks = 0
-        self._seen: dict[int, int] = {}  # objects by id, numbered
-
-    def at(self, value: Any, depth: int) -> Any:
-        """What `value` is compared by."""
-        if isinstance(value, (*_PLAIN, np.generic)):
-            return value
-        if isinstance(value, PurePath):  # notes in itself what was asked of it
-            return str(value)
-        if id(value) in self._seen:
-            return self._seen[id(value)]
-        self._seen[id(value)] = len(self._seen)
-        self._n_marks += 1
-        if self._n_marks > MAX_MARKS or depth > MAX_DEPTH:
-            return self._unseen(value)
-        if isinstance(value, Tensor):
-            return id(value), value._version  # raises for those of inference mode
-        if isinstance(value, np.ndarray):
-            return self._array(value, depth)
-        if isinstance(value, (bytearray, array.array)):
-            return self._bytes(value, len(value) * getattr(value, "itemsize", 1))
-        if isinstance(value, _SEQUENCES):
-            return self._items(value, depth), self._held(value, depth)
-        if isinstance(value, dict):
-            if not self._fits(2 * len(value)):
-                return self._unseen(value)
-            keys = tuple(k if isinstance(k, (*_PLAIN, tuple)) else id(k) for k in value)
-            return keys, self._items(value.values(), depth), self._held(value, depth)
-        if isinstance(value, (set, frozenset)):
-            fits = self._fits(len(value)) and set(map(type, value)) <= _PLAIN_TYPES | {tuple}
-            return frozenset(value) if fits else self._unseen(value)
-        if isinstance(value, type):
-            return id(value)
-        if hasattr(type(value), "__setitem__") and not isinstance(
-            value, (nn.Module, UserDict, UserList)
-        ):
-            self.whole = False  # a table, say, whose content is out of reach
-        return id(value), self._held(value, depth)
-
-    def _held(self, value: Any, depth: int) -> Any:
-        """Its attributes."""
-        return tuple((name, self.at(item, depth + 1)) for name, item in attributes(value))
-
-    def _items(self, items: Collection[Any], depth: int) -> Any:
-        if not self._fits(len(items)):
-            return self._unseen(items)
-        kinds = set(map(type, items))
-        if kinds <= _PLAIN_TYPES:
-            return tuple(items)
-        if kinds == {tuple}:  # names with classes, say
-            inner: Iterable[Any] = chain.from_iterable(items)
-            if set(map(type, inner)) <= _PLAIN_TYPES and self._fits(sum(map(len, items))):
-                return tuple(items)
-        return tuple(self.at(item, depth + 1) for item in items)
-
-    def _array(self, value: np.ndarray[Any, Any], depth: int) -> Any:
-        if value.dtype.hasobject:
-            return value.shape, self._items(value.reshape(-1).tolist(), depth)
-        about = id(value), value.shape, value.dtype.str
-        return (*about, self._bytes(value, value.nbytes)) if _writable(value) else about
-
-    def _bytes(self, value: Any, n_bytes: int) -> Any:
-        if not self._fits(n_bytes / _REFERENCE_BYTES):
-            return self._unseen(value)
-        data = np.ascontiguousarray(value).tobytes() if isinstance(value, np.ndarray) else value
-        return blake2b(data, digest_size=16).digest()
-
-    def _fits(self, n_references: float) -> bool:
-        """Whether there is room for so much more content; it is taken."""
-        n_bytes = n_references * _REFERENCE_BYTES
-        if n_bytes > self._room:
-            return False
-        self._room -= int(n_bytes)
-        return True
-
-    def _unseen(self, value: Any) -> Any:
-        self.whole = False
-        return id(value) if not hasattr(value, "__len__") else (id(value), len(value))
-
-
-def _writable(value: Any) -> bool:
-    """Whether its content can be changed in this process, by itself or what it is a view of."""
-    while isinstance(value, np.ndarray):
-        if value.flags.writeable:
-            return True
-        value = value.base
-    return False

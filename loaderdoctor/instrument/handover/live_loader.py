@@ -19,6 +19,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from loaderdoctor.instrument.dataset.changes import Marks, marks
 from loaderdoctor.instrument.handover import (
     DRAWS,
     Event,
@@ -29,7 +30,7 @@ from loaderdoctor.instrument.handover import (
     Sample,
     in_words,
 )
-from loaderdoctor.instrument.handover.exactness import Marks, Nature, marks, never_reason, refusal
+from loaderdoctor.instrument.handover.exactness import Nature, never_reason, refusal
 from loaderdoctor.instrument.handover.index_stream import IndexStream, OwnDraws, quiet_draws
 from loaderdoctor.instrument.handover.live_pass import LivePass, LoopsPass, OwnPass
 from loaderdoctor.instrument.trial import FETCH_LIMIT_S
@@ -271,8 +272,7 @@ class LiveLoader:
                 nature.changed_since_start = marks(loader.dataset) != self._own_marks
                 if self.own.persistent_workers:
                     nature.changed_by_loop |= nature.changed_since_start
-            reason = self.refusal(self.wanted)
-            if reason is None:
+            if (reason := self.refusal(self.wanted)) is None:
                 return
             self._happened("refused", self.wanted, reason)
         except Exception as error:  # ours: the loop goes on with its own settings

@@ -19,8 +19,9 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleP
 
 from loaderdoctor.instrument.batches import digest
 from loaderdoctor.instrument.dataset import states
+from loaderdoctor.instrument.dataset.changes import Marks, marks
 from loaderdoctor.instrument.handover import FETCH, OwnRest, Pool, PoolUnfitError, Sample
-from loaderdoctor.instrument.handover.exactness import CHANGED, Marks, marks
+from loaderdoctor.instrument.handover.exactness import CHANGED
 from loaderdoctor.instrument.handover.index_stream import IndexStream
 from loaderdoctor.instrument.trial import NoBatchError
 from loaderdoctor.settings import Settings

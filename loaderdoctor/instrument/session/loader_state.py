@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import msgspec
 
 from loaderdoctor.instrument.system import Site
-from loaderdoctor.instrument.wire.records import LoaderRecord, TensorRecord
+from loaderdoctor.instrument.wire.records import LoaderRecord, SafetyRecord, TensorRecord
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from loaderdoctor.instrument.batches.properties import Labels, Lengths, PageProbe, Shapes
     from loaderdoctor.instrument.batches.replay_buffer import Ahead, ReplayBuffer
     from loaderdoctor.instrument.batches.source import Source
-    from loaderdoctor.instrument.handover.exactness import BetweenPasses
+    from loaderdoctor.instrument.dataset.changes import BetweenPasses
     from loaderdoctor.instrument.handover.live_loader import LiveLoader
 
 # Batches of each loader described during warm-up: enough to see whether shapes vary.
@@ -229,7 +229,7 @@ class LoaderState:
     loop: str | None = None  # where the loop last began to read it: "train.py:57"
     rebuilt: bool = False  # by another DataLoader object since the pass before
     between: BetweenPasses | None = None
-    changed: str | None = None  # what of its dataset the loop changed since then
+    changed: str | None = None  # what of its dataset the loop was seen to change
     pending_drop: int = 0  # real batches to throw away at the next real fetch
     pages: PageProbe = field(default_factory=_page_probe)  # uses up what is thrown away
     replay_buffer: ReplayBuffer | None = None
@@ -253,10 +253,11 @@ class LoaderState:
 
     def look_at(self, loader: DataLoader[Any], own: set[str]) -> None:
         """A pass begins over `loader`, the present object; `own`: as `BetweenPasses` has it."""
-        from loaderdoctor.instrument.handover.exactness import BetweenPasses  # torch is there now
+        from loaderdoctor.instrument.dataset.changes import BetweenPasses  # torch is there now
 
         self.between = self.between or BetweenPasses(own)
-        self.changed = self.between.begins(loader) or self.changed
+        self.between.begins(loader)
+        self.changed = self.between.changed
 
     def look_again(self) -> None:
         """The pass found its end."""
@@ -322,6 +323,14 @@ class LoaderState:
             padding=self.seen.lengths.record() if self.seen.lengths is not None else None,
             labels=self.seen.labels.record() if self.seen.labels is not None else None,
             in_background=self.in_background,
+            safety=self._safety(),
+        )
+
+    def _safety(self) -> SafetyRecord:
+        if self.between is None:
+            return self.record.safety
+        return msgspec.structs.replace(
+            self.record.safety, changed_while_read=self.between.while_read
         )
 
     def _steps_per_epoch(self) -> int | None:

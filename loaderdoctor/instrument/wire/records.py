@@ -112,6 +112,7 @@ class SafetyRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     pickled_bytes: int = 0  # what each spawned worker would hold of the dataset; 0: not known
     shared_bytes: int = 0  # of CPU tensors, which spawn moves into /dev/shm, once for all
     changed: str | None = None  # what of the dataset the loop changes between its passes: "y"
+    changed_while_read: str | None = None  # and between two fetches: a replay buffer
 
 
 class PaddingRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -181,3 +181,80 @@ def test_a_pass_over_the_steps_own_loader_without_gradients_lies_outside_the_ste
     assert (told.n_batches, told.n_with_grad, told.n_worked) == (10 * told.n, 0, 0)
     assert wall.gaps_known_ns == told.timed_ns > 0.5 * told.n * 20e6
     assert len(window.boundary_steps) == 3  # of 30 steps, one in ten
+
+
+class Sums(Dataset[Any]):
+    """Built for each epoch, with what it is built of."""
+
+    def __init__(self, length: int, n: int = 8) -> None:
+        self.length, self.n = length, n
+        self.table = torch.arange(n)
+        self.kept: dict[int, Any] = {}
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> Any:
+        return self.kept.setdefault(index, torch.full((4,), float(self.table[index])))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(
+    ("build", "what"),
+    [
+        (lambda epoch: Sums(4 + epoch // 3), {"length"}),
+        (lambda epoch: Sums(4, n=8 + 2 * epoch), {"its length"}),
+        (lambda _: Sums(4), set()),
+    ],
+    ids=["other-values", "longer", "the-same"],
+)
+def test_a_dataset_built_anew_is_compared_by_its_values(
+    build: Callable[[int], Dataset[Any]], what: set[str], num_workers: int
+) -> None:
+    trainer = Trainer()
+
+    def loop() -> None:
+        for epoch in range(N_PASSES):
+            for x in DataLoader(build(epoch), batch_size=2, num_workers=num_workers):
+                trainer.step(x)
+
+    watched = watch(loop, WindowRequest(id=1, mode="plain", n_steps=8))
+    boundaries = (*watched.observed.boundaries, *watched.windows[0].boundaries)
+    assert {b.changed for b in boundaries} - {None} == what
+
+
+class Replay(IterableDataset[Any]):
+    """Reads what the loop fills; counts, which is its own doing."""
+
+    def __init__(self, items: list[Any] | None = None) -> None:
+        self.items, self.n_read = items, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            self.n_read += 1
+            yield (BUFFER if self.items is None else self.items)[-1]
+
+
+BUFFER = [torch.rand(4)]
+
+
+@pytest.mark.parametrize("fills", [True, False])
+@pytest.mark.parametrize("of_its_own", [True, False])
+def test_a_buffer_that_the_loop_fills_while_it_is_read_is_named(
+    fills: bool, of_its_own: bool
+) -> None:
+    trainer, data = Trainer(), Replay([torch.rand(4)] if of_its_own else None)
+    buffer = data.items if data.items is not None else BUFFER
+
+    def loop() -> None:
+        for step, x in enumerate(DataLoader(data, batch_size=2)):
+            if step == 60:
+                break
+            trainer.step(x)
+            if fills:
+                buffer.append(torch.rand(4))
+
+    watched = watch(loop, WindowRequest(id=1, mode="plain", n_steps=8))
+    (record,) = watched.observed.loaders
+    named = "items" if of_its_own else "BUFFER"
+    assert record.safety.changed_while_read == (named if fills else None)

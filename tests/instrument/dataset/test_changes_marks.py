@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from loaderdoctor.instrument.handover.exactness import MAX_BYTES, MAX_MARKS, Marks, marks
+from loaderdoctor.instrument.dataset.changes import MAX_BYTES, MAX_MARKS, Marks, marks
 
 
 class Held(Dataset[Any]):

@@ -229,18 +229,20 @@ def _shared_handles(change: Change) -> Hazard | None:
 def _changed_by_loop(change: Change) -> Hazard | None:
     """What is kept from epoch to epoch stays as it was when it was made, and so do workers."""
     safety = change.safety
-    what = safety.changed_while_read or safety.changed
-    if what is None:
+    what, when = safety.changed, "between epochs"
+    if safety.changed_while_read is not None:
+        what, when = safety.changed_while_read, "while it trains"
+        if change.first_workers:
+            return Hazard(
+                setting="num_workers",
+                reason=f"the loop changes `{what}`, which the dataset reads, {when}: workers would "
+                "go on with copies of it as they were when they started.",
+            )
+    kept = next((name for name in KEEPING if getattr(change.settings, name)), None)
+    if what is None or kept is None:
         return None
     of = f"`{what}` of the dataset" if what.isidentifier() else f"the dataset ({what})"
-    when = "while it reads it" if safety.changed_while_read else "between epochs"
-    kept = next((name for name in KEEPING if getattr(change.settings, name)), None)
-    if kept is not None:
-        stays = "workers that are kept" if kept == "persistent_workers" else "samples that are kept"
-    elif change.first_workers and safety.changed_while_read:
-        kept, stays = "num_workers", "workers' copies of it"
-    else:
-        return None
+    stays = "workers that are kept" if kept == "persistent_workers" else "samples that are kept"
     return Hazard(
         setting=kept, reason=f"the loop changes {of} {when}: {stays} would stay as they were."
     )

@@ -55,11 +55,11 @@ AT_BOTH_MOMENTS: dict[str, Change] = {
     "samples that are kept would stay": change(
         Settings(cache=True), safety=SafetyRecord(changed="its length")
     ),
-    "while it reads it: workers' copies of it would stay": change(
+    "go on with copies of it as they were": change(
         safety=SafetyRecord(changed_while_read="buffer")
     ),
-    "while it reads it: workers that are kept would stay": change(
-        Settings(persistent_workers=True), safety=SafetyRecord(changed_while_read="buffer")
+    "while it trains: samples that are kept would stay": change(
+        Settings(cache=True), safety=SafetyRecord(changed_while_read="buffer")
     ),
     "would run the script again": change(main_runs_again=True, start_method="spawn"),
     # 8 batches are queued, the loop holds one more: 90 MiB of 0.9 x 99.

@@ -13,6 +13,7 @@ import textwrap
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from loaderdoctor.advice.axis_ideas import axis_ideas
 from loaderdoctor.advice.call_edit import (
     CannotEdit,
     argument,
@@ -22,7 +23,6 @@ from loaderdoctor.advice.call_edit import (
     where_workers,
     with_arguments,
 )
-from loaderdoctor.advice.ideas import axis_ideas
 from loaderdoctor.facts import Facts
 from loaderdoctor.findings.exposure import needs_guard
 from loaderdoctor.instrument.wire.records import LoaderRecord

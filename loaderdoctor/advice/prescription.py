@@ -24,6 +24,7 @@ from loaderdoctor.advice.fit_code import fitted
 from loaderdoctor.advice.fit_wrapping import why_not_kept, why_not_made_once
 from loaderdoctor.advice.ideas import (
     AHEAD,
+    AT_ONCE,
     CHANGES,
     DRAWN_AS_READ,
     FEWER_BYTES,
@@ -31,6 +32,7 @@ from loaderdoctor.advice.ideas import (
     KEPT_BATCHES,
     OUTSIDE_CHANGES,
     RARELY,
+    STREAMED_BATCHES,
     WORK_CHANGES,
     Change,
 )
@@ -74,7 +76,7 @@ from loaderdoctor.findings.input_parts import (
     least_rest_ms,
     startup_ms_per_step,
 )
-from loaderdoctor.findings.loop_words import OWN_BATCHES, makes_batches
+from loaderdoctor.findings.loop_words import OWN_BATCHES, makes_batches, refills
 from loaderdoctor.findings.rules.batch_making import LARGE_BATCH_BYTES
 from loaderdoctor.settings import KEEPING, Settings
 
@@ -261,14 +263,14 @@ def _change(finding: Finding, facts: Facts) -> Change | None:
     library = finding.evidence.get("collate_library")
     handed_over = finding.evidence.get("receive_ms_per_batch") is not None
     if finding.kind is Kind.OVERHEAD_BOUND_LOADER and handed_over:  # of samples of any cost
-        return CHANGES[finding.kind] if finding.evidence.get("sample_us") is not None else None
+        return _whole_batches(facts) if finding.evidence.get("sample_us") is not None else None
     of_torch = finding.evidence.get("collate") == "default_collate" or library == "torch"
     if finding.kind is Kind.COLLATE_BOUND and library is not None and not of_torch:
         return KEPT_BATCHES
     if finding.kind is Kind.COLLATE_BOUND and of_torch:
         n_bytes = finding.evidence.get("batch_bytes")
         large = isinstance(n_bytes, int | float) and n_bytes >= LARGE_BATCH_BYTES
-        return FEWER_BYTES if large else CHANGES[Kind.OVERHEAD_BOUND_LOADER]
+        return FEWER_BYTES if large else _whole_batches(facts)
     if finding.kind is Kind.SAMPLER_BOUND and "indices_read" in finding.evidence:
         return DRAWN_AS_READ
     if finding.kind is Kind.WORK_BETWEEN_STEPS and "what" in finding.evidence:
@@ -276,8 +278,17 @@ def _change(finding: Finding, facts: Facts) -> Change | None:
     if finding.kind is Kind.TIME_OUTSIDE_STEPS:
         return OUTSIDE_CHANGES.get(str(finding.evidence.get("what")))
     if finding.kind is not Kind.DATASET_FORMAT_BOUND:
+        if finding.kind is Kind.OVERHEAD_BOUND_LOADER:
+            return _whole_batches(facts)
         return CHANGES.get(finding.kind)
     return FORMAT_CHANGES.get(str(finding.evidence.get("format")))
+
+
+def _whole_batches(facts: Facts) -> Change:
+    """Of a stream torch asks for one sample after the other, whatever it could do."""
+    loader = facts.main_loader
+    streams = loader is not None and loader.kind == "iterable"
+    return STREAMED_BATCHES if streams else CHANGES[Kind.OVERHEAD_BOUND_LOADER]
 
 
 def _command(finding: Finding, facts: Facts) -> str | None:
@@ -295,8 +306,10 @@ def _of_work(finding: Finding, facts: Facts) -> Change | None:
     if makes_batches(what) and early is not False and not facts.loaders:
         return _DRAWN
     if what in ("elements", "item") and early:
-        return AHEAD
-    return RARELY if change is AHEAD and early is False else change
+        change = AHEAD
+    if change is AHEAD and early is False:
+        return RARELY
+    return AT_ONCE if change is AHEAD and refills(facts) else change
 
 
 # Their share is of the step's own work, which no ablation touches.
@@ -333,7 +346,7 @@ def code_advice(facts: Facts, findings: Iterable[Finding]) -> tuple[CodeAdvice, 
                 kind=finding.kind,
                 title=change.title,
                 idea=change.idea,
-                code=fitted(facts, finding),
+                code=None if change is STREAMED_BATCHES else fitted(facts, finding),
                 axis=change.axis,
                 command=_command(finding, facts),
                 one_line=finding.kind in _ONE_LINE,

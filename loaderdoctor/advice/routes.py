@@ -12,11 +12,12 @@ from dataclasses import replace
 
 from loaderdoctor import format as fmt
 from loaderdoctor.advice import CodeAdvice, Making, bare, making_of, worked
+from loaderdoctor.advice.axis_ideas import axis_ideas
 from loaderdoctor.advice.fit_code import decoded_on_device, wrapped
 from loaderdoctor.advice.fit_lines import line_change
 from loaderdoctor.advice.fit_transforms import cached_before, scaled_whole
 from loaderdoctor.advice.fit_wrapping import IMAGE_FOLDERS
-from loaderdoctor.advice.ideas import CHANGES, FORMAT_CHANGES, axis_ideas
+from loaderdoctor.advice.ideas import CHANGES, FORMAT_CHANGES
 from loaderdoctor.advice.worked import CONVERTING, dataset_name
 from loaderdoctor.facts import Facts
 from loaderdoctor.facts.host import LineHotspot

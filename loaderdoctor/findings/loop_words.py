@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from loaderdoctor import format as fmt
+from loaderdoctor.facts import Facts
 from loaderdoctor.facts.host import CodeLine, LoopPlace, What
 from loaderdoctor.facts.loop import WallFacts
 
@@ -125,10 +126,23 @@ def makes_batches(what: str) -> bool:
     return what in ("elements", "deepcopy", "library", "numpy")
 
 
-def advice_of(place: LoopPlace, *, has_loader: bool) -> str:
+def refills(facts: Facts) -> bool:
+    """Whether the loop changes what its dataset reads: workers would have old copies of it."""
+    return any(x.safety.changed_while_read for x in facts.feeding)
+
+
+AT_ONCE = (
+    "Do it for many elements at once, or in processes of its own while the loop trains: workers "
+    "of the loader have copies of what it changes, as they were."
+)
+
+
+def advice_of(place: LoopPlace, facts: Facts) -> str:
     """What helps against work of this kind at this place."""
     advice, early = TOLD[place.what].advice, before_forward(place)
-    if not has_loader and makes_batches(place.what) and early is not False:
+    if refills(facts) and place.what in ("image", "text", "numpy", "library", "elements"):
+        return AT_ONCE
+    if not facts.loaders and makes_batches(place.what) and early is not False:
         return OWN_BATCHES if early else f"Where it makes batches: {_lowered(OWN_BATCHES)}"
     if place.what == "elements":
         if early is False:
@@ -136,7 +150,7 @@ def advice_of(place: LoopPlace, *, has_loader: bool) -> str:
         return f"{advice}, or do it in the dataset or collate_fn, where workers do it ahead."
     if place.what in ("numpy", "library") and early is False:
         return "Do it every n steps, or on the device."
-    if early and place.what in ("item", "to-host", "table"):
+    if early and place.what in ("item", "to-host", "table") and not refills(facts):
         return f"{advice} Workers do it ahead in the dataset or collate_fn."
     return advice
 

@@ -9,10 +9,10 @@ import pytest
 from loaderdoctor.advice import Candidate
 from loaderdoctor.advice.code import edits_for
 from loaderdoctor.advice.ideas import CHANGES
-from loaderdoctor.advice.prescription import candidates, not_advised, prescribe
+from loaderdoctor.advice.prescription import candidates, code_advice, not_advised, prescribe
 from loaderdoctor.attribution.combine import facts_of_trace
 from loaderdoctor.facts import Facts
-from loaderdoctor.findings import Kind
+from loaderdoctor.findings import Finding, Kind
 from loaderdoctor.findings.input_parts import pool_ms
 from loaderdoctor.findings.rules import find
 from loaderdoctor.settings import Settings
@@ -70,6 +70,28 @@ def test_nothing_is_worth_changing_in_a_healthy_run() -> None:
 def test_a_trace_alone_has_no_settings_to_change() -> None:
     seen = trace(shares=shares(input_=0.7), fetch_kind="single-process", raw_wait_ms=7.0)
     assert proposed(facts_of_trace(seen)) == ()
+
+
+def test_a_stream_is_told_to_yield_batches_itself() -> None:
+    """torch's fetcher of an iterable dataset calls no `__getitems__`."""
+    tiny = Finding(
+        kind=Kind.OVERHEAD_BOUND_LOADER, severity="high", share=0.5, summary="", advice="",
+        evidence={"sample_us": 9.0},
+    )  # fmt: skip
+    for kind, says in (("iterable", "`__iter__` yield"), ("map", "__getitems__")):
+        (advice,) = code_advice(loop_loads(loaders=(loader(kind=kind),)), [tiny])
+        assert says in advice.idea
+
+
+@pytest.mark.parametrize("buffer", ["replay", None])
+def test_no_worker_does_what_fills_the_buffer_that_its_dataset_reads(buffer: str | None) -> None:
+    work = Finding(
+        kind=Kind.WORK_BETWEEN_STEPS, severity="high", share=0.5, summary="", advice="",
+        evidence={"what": "numpy", "before_forward_pass": True},
+    )  # fmt: skip
+    facts = loop_loads(loaders=(loader(safety={"changed_while_read": buffer}),))
+    (advice,) = code_advice(facts, [work])
+    assert ("collate_fn" in advice.idea) == (buffer is None)
 
 
 def test_workers_are_batch_cost_over_the_rest_of_the_step_and_its_neighbours() -> None:

@@ -233,7 +233,7 @@ def _by_samples(facts: Facts, lines: LoopLineFacts) -> Finding | None:
             "step_ms": step_ms,
             **_place_evidence(first),
         },
-        advice=advice_of(first, has_loader=bool(facts.loaders)),
+        advice=advice_of(first, facts),
     )
 
 

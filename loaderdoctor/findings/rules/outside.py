@@ -127,7 +127,7 @@ def _advice(part: OutsideFacts, facts: Facts) -> str:
         return _AHEAD
     place = _sampled(part, facts)
     if place is not None:
-        return advice_of(place, has_loader=True)
+        return advice_of(place, facts)
     return "Do the loop's other work less often, or in another thread or process."
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
@@ -258,3 +259,23 @@ def test_a_buffer_that_the_loop_fills_while_it_is_read_is_named(
     (record,) = watched.observed.loaders
     named = "items" if of_its_own else "BUFFER"
     assert record.safety.changed_while_read == (named if fills else None)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(
+    "data",
+    [torch.rand(16, 4), np.ones((16, 4), np.float32), [torch.ones(4)] * 16],
+    ids=["tensor", "array", "list"],
+)
+def test_a_loader_reads_whatever_has_a_length_and_items(data: Any, num_workers: int) -> None:
+    """A tensor has no attributes to be compared by: such a script failed by our doing."""
+    trainer = Trainer()
+
+    def loop() -> None:
+        for _ in range(N_PASSES):
+            for x in DataLoader(data, batch_size=2, num_workers=num_workers):
+                trainer.step(x)
+
+    watched = watch(loop, WindowRequest(id=1, mode="plain", n_steps=8))
+    assert watched.windows[0].n_steps == 8
+    assert {b.changed for b in watched.windows[0].boundaries} <= {None}

@@ -25,7 +25,6 @@ from loaderdoctor.report.words.changes import (
     IN_THE_STEP,
     changes_of,
     leader_not_advised,
-    meaning,
     nothing_is_advised,
     vocabulary,
 )
@@ -51,6 +50,7 @@ from loaderdoctor.report.words.tables import (
     trial_names,
 )
 from loaderdoctor.report.words.verdict import headline, trust_sentence
+from loaderdoctor.report.words.whole_run import meaning
 from loaderdoctor.setting_words import heading
 
 NAME = "report.html"

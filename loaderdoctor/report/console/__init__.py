@@ -51,7 +51,6 @@ from loaderdoctor.report.words.changes import (
     IDEAS,
     IN_THE_STEP,
     leader_not_advised,
-    meaning,
     nothing_is_advised,
 )
 from loaderdoctor.report.words.first_screen import (
@@ -61,6 +60,7 @@ from loaderdoctor.report.words.first_screen import (
     shortened,
 )
 from loaderdoctor.report.words.summary import names_cause
+from loaderdoctor.report.words.whole_run import meaning
 from loaderdoctor.setting_words import heading
 
 

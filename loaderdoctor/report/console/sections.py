@@ -42,7 +42,6 @@ from loaderdoctor.report.words.changes import (
     Change,
     changes_of,
     leader_not_advised,
-    meaning,
     nothing_is_advised,
     vocabulary,
 )
@@ -57,6 +56,7 @@ from loaderdoctor.report.words.first_screen import (
     what_if_title,
 )
 from loaderdoctor.report.words.verdict import headline, trust_sentence
+from loaderdoctor.report.words.whole_run import meaning
 
 PROSE_WIDTH = 100
 _BAR_WIDTH = 76

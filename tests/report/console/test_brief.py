@@ -49,7 +49,7 @@ def test_headline_bars_first_change_and_last_line_speak_of_one_change() -> None:
     assert "\n  1  num_workers=7 (now 0), persistent_workers=True\n" in changes
     assert "\n  2  pin_memory=True: " in changes
     last = " ".join(text.splitlines()[-2:])
-    assert "Every hour of this training becomes 10 min 34 s" in last  # of 5.7×, not of 13×
+    assert "Every hour of this training becomes 11 min" in last  # of 5.7×, not of 13×
 
 
 def test_what_decides_how_far_to_trust_it_follows_the_verdict() -> None:

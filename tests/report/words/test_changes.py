@@ -14,10 +14,10 @@ from loaderdoctor.report.words.changes import (
     Change,
     changes_of,
     leader_not_advised,
-    meaning,
     vocabulary,
 )
 from loaderdoctor.report.words.summary import _first_change
+from loaderdoctor.report.words.whole_run import meaning
 from tests.report import samples
 from tests.report.samples import recommendation, trial
 

@@ -10,10 +10,10 @@ import msgspec
 from loaderdoctor.instrument.wire.records import PassRecord
 from loaderdoctor.report import model
 from loaderdoctor.report.console import console_text
-from loaderdoctor.report.words.changes import meaning
 from loaderdoctor.report.words.first_screen import before_training_sentence
 from loaderdoctor.report.words.method import of_inference
 from loaderdoctor.report.words.verdict import headline
+from loaderdoctor.report.words.whole_run import meaning
 from tests.report import samples
 from tests.report.sample_facts import facts
 

@@ -14,9 +14,9 @@ from loaderdoctor.report.build import Judged, build_report
 from loaderdoctor.report.comparison import compare
 from loaderdoctor.report.model import Recommendation, Report
 from loaderdoctor.report.words import wall_sentence
-from loaderdoctor.report.words.changes import meaning
 from loaderdoctor.report.words.summary import cost_sentence, verdict_sentence
 from loaderdoctor.report.words.verdict import headline
+from loaderdoctor.report.words.whole_run import meaning
 from tests.findings.builders import healthy
 
 VALIDATION = OutsideFacts(
@@ -78,6 +78,9 @@ def test_an_hour_shrinks_by_the_steps_part_alone() -> None:
     assert "becomes 30 min" in (meaning(alone) or "")
     all_time = structs.replace(report(), recommendations=(FASTER,))
     assert "becomes 54 min" in (meaning(all_time) or "")  # 5 of 50 ms
+    between = structs.replace(FASTER, speed_up_ci=(1.25, 8.0))
+    known = structs.replace(report(None), recommendations=(between,))
+    assert "becomes 30 min (7.5 to 48 in a new run)" in (meaning(known) or "")
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def meaning(report: Report) -> str | None:
 
 def _minutes(value: float) -> str:
     """Of an hour, no finer than trials can tell it."""
-    return f"{value:.0f}" if value >= 10 else fmt.number(round(value, 1))
+    return f"{value:.0f}" if value >= 10 else f"{value:.1f}"
 
 
 def _beside_steps_ms(wall: Wall) -> float | None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from loaderdoctor.attribution import identity
 from loaderdoctor.attribution.busy import busy_facts, held_up
-from loaderdoctor.attribution.clock import StepClock, step_clock, trains
+from loaderdoctor.attribution.clock import StepClock, outside_ns, step_clock, trains, without_pause
 from loaderdoctor.attribution.device_work import (
     CopyRows,
     copy_facts,
@@ -23,7 +23,7 @@ from loaderdoctor.attribution.host import freeing, host_hotspots
 from loaderdoctor.attribution.trace_rows import Mask, Rows, device_unseen, rows_of
 from loaderdoctor.attribution.user_code import user_ranges
 from loaderdoctor.estimate import Estimate, mean
-from loaderdoctor.facts.step import NO_SHARES, Hidden
+from loaderdoctor.facts.step import NO_SHARES, Hidden, LeftOut
 from loaderdoctor.facts.trace import FetchFacts, HostFacts, TraceFacts
 from loaderdoctor.intervals import EMPTY, Intervals
 from loaderdoctor.trace.columns import (
@@ -59,6 +59,7 @@ class Attributed:
     copies: CopyRows
     work: DeviceWork
     partition: identity.Partition
+    left_out: LeftOut
     n_other_processes: int = 0  # that the file was merged from too; nothing here is of them
 
 
@@ -73,6 +74,8 @@ def attribute(trace: Trace) -> Attributed:
     fetches = fetches_of(rows)
     copies = copy_rows(rows)
     work = _device_work(rows)
+    active = fetches.getting.union(copies.on_host).union(work.busy).union(identity.computing(rows))
+    clock, pause_ns = without_pause(clock, active, _workers_begun_ns(fetches))
     if trace.has_accelerator:
         partition = identity.with_accelerator(
             window=clock.window,
@@ -102,6 +105,11 @@ def attribute(trace: Trace) -> Attributed:
         copies=copies,
         work=work,
         partition=partition,
+        left_out=LeftOut(
+            n_edge_steps=clock.n_dropped,
+            pause_ms=pause_ns / NS_PER_MS,
+            outside_ms=outside_ns(clock, _recorded_ns(rows)) / NS_PER_MS,
+        ),
         n_other_processes=len(others),
     )
 
@@ -132,6 +140,18 @@ def _recorded(rows: Rows) -> Intervals:
     return Intervals.span(int(spans.start_ns[mine].min()), int(spans.end_ns[mine].max()))
 
 
+def _workers_begun_ns(fetches: Fetches) -> I64:
+    """When an epoch may have started workers, or ended some: not where the loop makes batches."""
+    if fetches.kind == "single-process":
+        return np.zeros(0, np.int64)
+    return np.concatenate((fetches.created_ns, fetches.exhausted_ns))
+
+
+def _recorded_ns(rows: Rows) -> I64:
+    """When ops and calls of the training thread began, in order."""
+    return np.sort(rows.spans.start_ns[rows.events & rows.on_training_thread()])
+
+
 def _input_known(rows: Rows, fetches: Fetches, copies: CopyRows) -> bool:
     """Whether the trace can tell how long the loop waits for batches.
 
@@ -156,7 +176,7 @@ def facts_of(
     ranges, n_ranges_left_out = user_ranges(rows, clock)
     facts = TraceFacts(
         n_steps=clock.n_steps,
-        n_dropped_steps=clock.n_dropped,
+        left_out=attributed.left_out,
         wall_ms=clock.ms_per_step(clock.window.total_ns),
         step_walls_ms=(
             tuple(float(x) for x in (clock.end_ns - clock.start_ns) / NS_PER_MS)

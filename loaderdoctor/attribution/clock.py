@@ -14,7 +14,7 @@ the trace began, and its beginning is not the loop's own.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -41,7 +41,8 @@ class StepClock:
     kind: Clock
     start_ns: I64  # by the step clock
     end_ns: I64
-    host_start_ns: I64  # when the host began the same step
+    host_start_ns: I64  # when the host began the same step, and ended it
+    host_end_ns: I64
     n_dropped: int  # steps at the edges that can't be measured whole
     window: Intervals  # union of the steps
     host_window: Intervals
@@ -98,6 +99,55 @@ def step_clock(rows: Rows) -> StepClock:
     )
 
 
+# A step that is this many times as long as the others' median, and what of that is silence, is a
+# pause of the loop's: seen once, it tells nothing of steps (something built at first use, a file
+# saved). Six traces whose mean step was up to nine times any other's were told by it.
+PAUSE_STEPS = 5.0
+PAUSE_SILENT = 0.8
+MIN_STEPS_OF_PAUSE = 4
+
+
+def without_pause(clock: StepClock, active: Intervals, begun_ns: I64) -> tuple[StepClock, int]:
+    """The clock less the one step that stood still, with its length (ns; 0: there is none).
+
+    `active`: when a batch was fetched, or anything computed or copied. Where workers may
+    have been started (`begun_ns`) that is the loader's, and belongs to the steps.
+    """
+    if clock.n_steps < MIN_STEPS_OF_PAUSE:
+        return clock, 0
+    start, end = clock.start_ns, clock.end_ns
+    length = end - start
+    silent = length - (active.covered_before(end) - active.covered_before(start))
+    longest = int(length.argmax())
+    kept = np.arange(length.size) != longest
+    typical = float(np.median(length[kept]))
+    excess = float(length[longest]) - typical
+    alone = length[longest] >= PAUSE_STEPS * typical > length[kept].max()
+    still = silent[longest] - float(np.median(silent[kept])) >= PAUSE_SILENT * excess
+    begun = ((begun_ns >= start[longest]) & (begun_ns < end[longest])).any()
+    if not alone or not still or begun:
+        return clock, 0
+    host_start, host_end = clock.host_start_ns[kept], clock.host_end_ns[kept]
+    rest = _clock(
+        clock.kind, start[kept], end[kept], host_start, host_end, 0, clock.run_ahead_steps
+    )
+    return replace(rest, n_dropped=clock.n_dropped), int(length[longest])
+
+
+def outside_ns(clock: StepClock, recorded_ns: I64) -> int:
+    """Time between steps of the host's in which events were recorded (`recorded_ns`, sorted).
+
+    Only of more than a step: between two captures, or two steps, there may be anything.
+    """
+    if clock.n_steps < 2:
+        return 0
+    begin, until = clock.host_end_ns[:-1], clock.host_start_ns[1:]
+    n_within = np.searchsorted(recorded_ns, until) - np.searchsorted(recorded_ns, begin)
+    gap = until - begin
+    typical = float(np.median(clock.host_end_ns - clock.host_start_ns))
+    return int(gap[(gap > typical) & (n_within > 1)].sum())
+
+
 def _clock(
     kind: Clock, start: I64, end: I64, host_start: I64, host_end: I64, n_seen: int,
     ahead: float | None,
@@ -107,6 +157,7 @@ def _clock(
         start_ns=start,
         end_ns=end,
         host_start_ns=host_start,
+        host_end_ns=host_end,
         n_dropped=n_seen - int(start.size),
         window=Intervals.of(start, end),
         host_window=Intervals.of(host_start, host_end),
@@ -231,8 +282,8 @@ def _whole_window(rows: Rows) -> StepClock:
     counted = spans.category != Category.WORKER
     if not counted.any():
         return StepClock(
-            kind="window", start_ns=none, end_ns=none, host_start_ns=none, n_dropped=0,
-            window=EMPTY, host_window=EMPTY, run_ahead_steps=None,
+            kind="window", start_ns=none, end_ns=none, host_start_ns=none, host_end_ns=none,
+            n_dropped=0, window=EMPTY, host_window=EMPTY, run_ahead_steps=None,
         )  # fmt: skip
     start = np.asarray([spans.start_ns[counted].min()], np.int64)
     end = np.asarray([spans.end_ns[counted].max()], np.int64)

@@ -18,7 +18,7 @@ from loaderdoctor.attribution.clock import StepClock
 from loaderdoctor.attribution.fetches import Fetches, silence_at
 from loaderdoctor.attribution.trace_rows import Mask, Rows
 from loaderdoctor.facts.host import longer_silences_ms, work_between
-from loaderdoctor.facts.step import Shares
+from loaderdoctor.facts.step import MODERATE_SHARE, Shares
 from loaderdoctor.facts.trace import ProfilerFacts, TraceFacts, copy_calls_ms, workers_set_the_pace
 from loaderdoctor.intervals import EMPTY, Intervals
 from loaderdoctor.trace.columns import ABSENT, I64, Category, Trace
@@ -308,3 +308,27 @@ def _of_step(host_ms: float, trace: TraceFacts) -> float:
     host_ms = min(max(host_ms, 0.0), exposed_ms)
     whole_ms = trace.wall_ms - exposed_ms + host_ms
     return host_ms / whole_ms if whole_ms > 0 else 0.0
+
+
+# Recording that takes this much of a step hides waits worth a verdict: a pool that is just as fast
+# as the recorded step holds the loop up by as much of it without.
+HIDING_SHARE = 0.2
+
+
+def recording_hides_waits(trace: TraceFacts) -> bool:
+    """Whether recording likely slows the loop so much that worker processes got time to spare."""
+    profiler = trace.host.profiler
+    if not trace.fetching.has_workers or profiler is None:
+        return False
+    return profiler.likely_ms >= HIDING_SHARE * trace.wall_ms
+
+
+def idle_is_recordings(trace: TraceFacts, shares: Shares) -> bool:
+    """Whether the device idled, by as much as would matter, for what recording took of the host.
+
+    Worker processes that keep up with steps so much longer may be too slow for the loop without:
+    two simulated loops of 120 waited 10 and 18 % of their steps, and not at all while recorded.
+    """
+    if not trace.fetching.has_workers or not trace.has_accelerator:
+        return False
+    return (trace.shares.host or 0.0) - (shares.host or 0.0) >= MODERATE_SHARE

@@ -6,7 +6,12 @@ from collections.abc import Mapping
 from typing import Literal
 
 from loaderdoctor.attribution.cpu import READY_IDLE_SHARE, others_cores
-from loaderdoctor.attribution.identity import host_bounds, without_profiler
+from loaderdoctor.attribution.identity import (
+    host_bounds,
+    idle_is_recordings,
+    recording_hides_waits,
+    without_profiler,
+)
 from loaderdoctor.facts import Facts
 from loaderdoctor.facts.host import batch_memory_ms
 from loaderdoctor.facts.loop import WallFacts
@@ -26,15 +31,21 @@ MOST_OF_STEP = 0.5
 # Other programs make every part longer, waits and validation too: beside them a part that goes
 # before the host's needs twice what is moderate.
 BESIDE_OTHERS_SHARE = 2 * MODERATE_SHARE
-# Recording that takes this much of a step hides waits worth a verdict: a pool that is just as fast
-# as the recorded step holds the loop up by as much of it without.
-HIDING_SHARE = 0.2
 # Ties go to the earlier one.
 _FED: tuple[Literal["input", "copy", "communication"], ...] = ("input", "copy", "communication")
 
 
 def judge_trace(trace: TraceFacts) -> tuple[Bound, VerdictSeverity]:
-    """From the trace alone; without step marks: unknown.
+    """From the trace alone; uncertain where most of what was recorded lies outside the steps."""
+    bound, severity = _judge_steps(trace)
+    outside = trace.left_out.outside_share(trace.n_steps * trace.wall_ms)
+    if outside >= MOST_OF_STEP and bound != "unknown":
+        return bound, "uncertain"
+    return bound, severity
+
+
+def _judge_steps(trace: TraceFacts) -> tuple[Bound, VerdictSeverity]:
+    """By the steps; without step marks: unknown.
 
     Recording slows the host and nothing else, so the verdict rests on what is left without what
     that likely took. A host verdict is high only where launches or gaps bear it out, and none where
@@ -111,25 +122,6 @@ def _with_memory(trace: TraceFacts, shares: Shares) -> dict[str, float | None]:
         parts[name] = (parts[name] or 0.0) - taken if taken else parts[name]
         parts["input"] = (parts["input"] or 0.0) + taken if taken else parts["input"]
     return parts
-
-
-def recording_hides_waits(trace: TraceFacts) -> bool:
-    """Whether recording likely slows the loop so much that worker processes got time to spare."""
-    profiler = trace.host.profiler
-    if not trace.fetching.has_workers or profiler is None:
-        return False
-    return profiler.likely_ms >= HIDING_SHARE * trace.wall_ms
-
-
-def idle_is_recordings(trace: TraceFacts, shares: Shares) -> bool:
-    """Whether the device idled, by as much as would matter, for what recording took of the host.
-
-    Worker processes that keep up with steps so much longer may be too slow for the loop without:
-    two simulated loops of 120 waited 10 and 18 % of their steps, and not at all while recorded.
-    """
-    if not trace.fetching.has_workers or not trace.has_accelerator:
-        return False
-    return (trace.shares.host or 0.0) - (shares.host or 0.0) >= MODERATE_SHARE
 
 
 def few_steps_low(trace: TraceFacts, shares: Shares) -> dict[str, float]:

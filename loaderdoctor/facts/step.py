@@ -43,6 +43,19 @@ SUM_TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """Of a recording, what lies between its ends and is in none of its steps' figures."""
+
+    n_edge_steps: int = 0  # that could not be measured whole
+    pause_ms: float = 0.0  # of a step that stood still, seen once; 0: there is none
+    outside_ms: float = 0.0  # in no step though something was recorded: validation, saving
+
+    def outside_share(self, steps_ms: float) -> float:
+        """Of the recorded time, beside `steps_ms` of all steps: 0…1."""
+        return self.outside_ms / (self.outside_ms + steps_ms) if self.outside_ms else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
     """Each instant of the window in exactly one share; None = not applicable or not recorded.
 

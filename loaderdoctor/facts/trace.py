@@ -17,6 +17,7 @@ from loaderdoctor.facts.step import (
     MODERATE_SHARE,
     Bound,
     Hidden,
+    LeftOut,
     Shares,
     VerdictSeverity,
 )
@@ -192,7 +193,7 @@ class TraceFacts:
     """What one trace says. Times per step are means over its steps."""
 
     n_steps: int
-    n_dropped_steps: int = 0  # steps at the trace's edges that could not be measured whole
+    left_out: LeftOut = field(default_factory=LeftOut)  # what these are not of
     wall_ms: float  # per step, by the step clock
     step_walls_ms: tuple[float, ...]
     step_clock: Literal["device", "host-annotations", "fetches", "optimizer", "window"]
@@ -289,9 +290,8 @@ def small_copies(trace: TraceFacts) -> tuple[CopyFacts, ...]:
         for c in trace.copies
         if c.median_bytes < MIN_TENSOR_BYTES or c.busy_ms_per_step < CALL_MS * c.n_per_step
     )
-    return (
-        small if sum(c.n_per_step - c.n_beside_per_step for c in small) >= MIN_SMALL_COPIES else ()
-    )
+    n = sum(c.n_per_step - c.n_beside_per_step for c in small)
+    return small if n >= MIN_SMALL_COPIES else ()
 
 
 # Batches from worker processes are written three times before they are copied to the device: as

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from loaderdoctor.attribution.combine import facts_of_trace
+from loaderdoctor.attribution.verdict import judge_trace
+from loaderdoctor.report.words.method import warnings_of
 from loaderdoctor.trace.columns import Category
 from tests.attribution.build import AUTOGRAD, BACKGROUND, TraceBuilder
 from tests.trace_facts import trace_facts
@@ -45,7 +48,7 @@ def test_a_last_step_whose_kernels_were_not_seen_to_run_is_dropped() -> None:
     last = max(r.start for r in b.rows if r.category == Category.KERNEL)
     b.rows = [r for r in b.rows if not (r.category == Category.KERNEL and r.start == last)]
     facts = trace_facts(b.trace())
-    assert (facts.n_steps, facts.n_dropped_steps) == (10, 2)
+    assert (facts.n_steps, facts.left_out.n_edge_steps) == (10, 2)
     assert set(facts.step_walls_ms) == {1.0}
 
 
@@ -55,7 +58,7 @@ def test_steps_queued_but_not_seen_to_run_are_dropped_however_many(n_ran: int) -
     end = n_ran * 1000 + 100
     b.rows = [r for r in b.rows if r.category != Category.KERNEL or r.end <= end]
     facts = trace_facts(b.trace())
-    assert (facts.n_steps, facts.n_dropped_steps) == (n_ran - 1, 21 - n_ran)
+    assert (facts.n_steps, facts.left_out.n_edge_steps) == (n_ran - 1, 21 - n_ran)
     assert set(facts.step_walls_ms) == {1.0}
 
 
@@ -63,7 +66,7 @@ def test_where_one_step_alone_ran_it_is_all_there_is() -> None:
     b = running_ahead(20)
     b.rows = [r for r in b.rows if r.category != Category.KERNEL or r.end <= 1100]
     facts = trace_facts(b.trace())
-    assert (facts.n_steps, facts.n_dropped_steps) == (1, 19)
+    assert (facts.n_steps, facts.left_out.n_edge_steps) == (1, 19)
     assert facts.step_walls_ms == (1.1,)
 
 
@@ -95,7 +98,7 @@ def test_a_recording_that_pauses_gives_steps_on_both_sides_only() -> None:
             b.fetch(t, t + 100)
             b.kernel(t + 200, t + 300, t + 600)
     facts = trace_facts(b.trace())
-    assert (facts.n_steps, facts.n_dropped_steps) == (12, 3)
+    assert (facts.n_steps, facts.left_out.n_edge_steps) == (12, 3)
     assert set(facts.step_walls_ms) == {1.0}
     assert facts.shares.input == pytest.approx(0.1)
 
@@ -106,7 +109,7 @@ def test_without_step_marks_fetches_tell_steps() -> None:
     facts = trace_facts(b.trace())
     assert facts.step_clock == "fetches"
     # Neither where the first begins on the device nor where the last ends is known.
-    assert (facts.n_steps, facts.n_dropped_steps) == (10, 2)
+    assert (facts.n_steps, facts.left_out.n_edge_steps) == (10, 2)
     assert facts.wall_ms == 1.0
 
 
@@ -239,3 +242,61 @@ def test_without_step_marks_a_pass_that_trains_nothing_is_no_step(accelerated: b
     # On a device the first after each pause has no beginning; the last fetch has no end.
     assert facts.n_steps == (9 if accelerated else 11)
     assert facts.shares.input == pytest.approx(0.1, abs=0.05)
+
+
+def with_pauses(*pauses: int, fetched: bool = False, computed: bool = False) -> TraceBuilder:
+    """Twelve steps of 1 ms on a CPU, a fetch of 0.3 and an op of 0.4 in each; some take 50 more."""
+    b, t = TraceBuilder(), 0
+    for i in range(12):
+        end = t + (51_000 if i in pauses else 1000)
+        b.step(i, t, end)
+        b.fetch(t, end - 700 if fetched else t + 300)
+        b.op(end - 600 if not computed else t + 400, end - 200, "aten::mm")
+        t = end
+    return b
+
+
+@pytest.mark.parametrize("where", [0, 5, 11])
+def test_a_step_that_stood_still_once_is_none(where: int) -> None:
+    """Its 50 ms are 4 a step, and no step took 5."""
+    facts = trace_facts(with_pauses(where).trace())
+    assert (facts.n_steps, facts.left_out.pause_ms) == (11, 51.0)
+    assert facts.wall_ms == 1.0
+    assert facts.shares.input == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize(
+    "b",
+    [with_pauses(3, 7), with_pauses(3, fetched=True), with_pauses(3, computed=True)],
+    ids=["it-comes-again", "it-waits-for-a-batch", "it-computes"],
+)
+def test_a_long_step_that_tells_of_others_stays(b: TraceBuilder) -> None:
+    facts = trace_facts(b.trace())
+    assert (facts.n_steps, facts.left_out.pause_ms) == (12, 0.0)
+    assert facts.wall_ms > 5.0
+
+
+def validating() -> TraceBuilder:
+    """Two epochs of six steps of 1 ms, a pass of 60 ms that trains nothing behind each."""
+    b, t = TraceBuilder(), 0
+    for _ in range(2):
+        for _ in range(6):
+            b.fetch(t, t + 300)
+            b.op(t + 400, t + 700, "autograd::engine::evaluate_function: MmBackward0")
+            t += 1000
+        for _ in range(60):
+            b.fetch(t, t + 300)
+            b.op(t + 400, t + 900, "aten::mm")
+            t += 1000
+    return b
+
+
+def test_what_lies_outside_the_steps_is_told_and_bears_no_sure_verdict() -> None:
+    trace = trace_facts(validating().trace())
+    assert trace.wall_ms == 1.0
+    # The last pass lies behind the last step.
+    assert trace.left_out.outside_ms == pytest.approx(60.0, rel=0.05)
+    assert judge_trace(trace) == ("input", "uncertain")
+    facts = facts_of_trace(trace)
+    (said,) = (w for w in warnings_of(facts) if w.kind == "outside-the-steps")
+    assert said.text.startswith("85 % of the recorded time")

@@ -14,6 +14,7 @@ import msgspec
 from loaderdoctor import format as fmt
 from loaderdoctor.facts import Facts
 from loaderdoctor.facts.trace import ProfilerFacts, TraceFacts
+from loaderdoctor.findings.exposure import trace_alone
 from loaderdoctor.report import model
 from loaderdoctor.report.model import Report, Trial
 
@@ -97,9 +98,12 @@ def _trace(trace: TraceFacts, *, has_plain: bool) -> str:
         return f"{what}: it marks no steps, so its shares are those of one window."
     clock = _CLOCKS[trace.step_clock]
     text = f"{what}: {fmt.count(trace.n_steps, 'step')}, told apart by {clock}."
-    if trace.n_dropped_steps:
-        steps = fmt.count(trace.n_dropped_steps, "step")
+    left_out = trace.left_out
+    if left_out.n_edge_steps:
+        steps = fmt.count(left_out.n_edge_steps, "step")
         text += f" Left out: {steps} at its edges, not recorded whole."
+    if left_out.pause_ms:
+        text += f" Left out: one that stood still, {fmt.ms(left_out.pause_ms)} long."
     return text
 
 
@@ -136,6 +140,8 @@ def warnings_of(facts: Facts) -> Iterator[model.ReportWarning]:
             "please report it with the trace."
         )
         yield model.ReportWarning(kind="unexplained-time", text=text)
+    if trace is not None and trace_alone(facts):
+        yield from _left_out(trace)
     if trace is not None and trace.n_ranges_left_out:
         names = fmt.count(trace.n_ranges_left_out, "more name")
         text = (
@@ -143,6 +149,30 @@ def warnings_of(facts: Facts) -> Iterator[model.ReportWarning]:
             "change from step to step."
         )
         yield model.ReportWarning(kind="ranges-left-out", text=text)
+
+
+# Of the recorded time, outside the steps: below, the steps are most of what there is.
+MIN_OUTSIDE = 0.3
+
+
+def _left_out(trace: TraceFacts) -> Iterator[model.ReportWarning]:
+    """What a trace has that is in no figure of its steps."""
+    left_out = trace.left_out
+    outside = left_out.outside_share(trace.n_steps * trace.wall_ms)
+    if outside >= MIN_OUTSIDE:
+        text = (
+            f"{fmt.share(outside)} of the recorded time lies outside the training steps "
+            "(validation, saving, other work of the loop's) and in none of these figures. "
+            "`loaderdoctor diagnose` tells what it is, and how much of a step."
+        )
+        yield model.ReportWarning(kind="outside-the-steps", text=text)
+    if left_out.pause_ms:
+        text = (
+            f"One step of {trace.n_steps + 1} stood still, {fmt.ms(left_out.pause_ms)} long: "
+            "nothing was fetched, computed or copied, and it is in none of these figures. What is "
+            "built at its first use looks so, or a saved file: if it comes again, record more."
+        )
+        yield model.ReportWarning(kind="pause-left-out", text=text)
 
 
 # Fields of report.json that hold sentences; names, code and figures stay as they are.

@@ -51,6 +51,7 @@ _MOST = 0.5
 _DOUBTS = (
     "interrupted",
     "malformed-events",
+    "outside-the-steps",
     "evidence-missing",
     "script-ended-early",
     "script-killed",

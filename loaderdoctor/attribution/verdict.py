@@ -36,11 +36,19 @@ _FED: tuple[Literal["input", "copy", "communication"], ...] = ("input", "copy", 
 
 
 def judge_trace(trace: TraceFacts) -> tuple[Bound, VerdictSeverity]:
-    """From the trace alone; uncertain where most of what was recorded lies outside the steps."""
+    """From the trace alone; uncertain where most of what was recorded lies outside the steps.
+
+    And where a share is one that matters by what recording likely took, not by the least of it.
+    """
     bound, severity = _judge_steps(trace)
     outside = trace.left_out.outside_share(trace.n_steps * trace.wall_ms)
     if outside >= MOST_OF_STEP and bound != "unknown":
         return bound, "uncertain"
+    profiler = trace.host.profiler
+    if severity == "moderate" and bound in _FED and profiler is not None:
+        least = without_profiler(trace, profiler.least_ms).as_dict()[bound]
+        if (least or 0.0) < MODERATE_SHARE:
+            return bound, "uncertain"
     return bound, severity
 
 

@@ -238,7 +238,7 @@ def _cost(bound: Bound, facts: Facts, step_ms: float) -> str:
     plain = ""  # of a step that nothing records, where a verdict rests on that
     if facts.trace is not None and facts.trace.plain_shares is not None and trace_alone(facts):
         estimate = facts.trace.plain_shares.as_dict().get(bound) or 0.0
-        if estimate - part >= MODERATE_SHARE:
+        if estimate - part >= MODERATE_SHARE or part < MODERATE_SHARE <= estimate:
             plain = f", about {fmt.share(estimate)} where nothing is recorded"
     measured = facts.ablation.share(bound) if facts.ablation is not None else None
     noisy = measured is not None and measured.bounded and measured.margin >= NOISY_PART * part

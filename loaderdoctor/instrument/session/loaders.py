@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import os
 import threading
 import weakref
@@ -181,7 +182,7 @@ def loader_record(loader: DataLoader[Any], site: Site) -> LoaderRecord:
         kind="iterable" if iterable else "map",
         dataset=type(dataset).__name__,
         n_samples=_length(dataset),
-        batch_size=loader.batch_size or getattr(loader.batch_sampler, "batch_size", None),
+        batch_size=loader.batch_size or _own_size(loader.batch_sampler),
         steps_per_epoch=steps_per_epoch(loader),
         sampler="" if iterable else type(sampler).__name__,
         n_indices=None if iterable else _length(sampler),
@@ -227,6 +228,14 @@ def _is_iterable(loader: DataLoader[Any]) -> bool:
     from torch.utils.data import IterableDataset
 
     return isinstance(loader.dataset, IterableDataset)
+
+
+def _own_size(batch_sampler: Any) -> int | None:
+    """The size of its batches; None where it has none that is one number."""
+    try:
+        return operator.index(batch_sampler.batch_size)
+    except Exception:  # the user's own property may raise anything
+        return None
 
 
 def _length(thing: object) -> int | None:

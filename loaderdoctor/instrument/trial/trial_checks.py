@@ -138,18 +138,19 @@ def _change(
 
 def loader_settings(loader: DataLoader[Any]) -> Settings:
     """The loader's own settings; worker-only axes are unset at 0 workers."""
-    workers = loader.num_workers
+    workers, queue = int(loader.num_workers), loader.prefetch_factor
+    in_order = getattr(loader, "in_order", None)
     method: StartMethod | None = None
     if workers:
         context = loader.multiprocessing_context
         name = context.get_start_method() if context is not None else default_start_method()
         method = name if name in ("fork", "spawn", "forkserver") else None  # type: ignore[assignment]
-    return Settings(
+    return Settings(  # torch takes 1 for True, and any library's numbers
         num_workers=workers,
-        prefetch_factor=loader.prefetch_factor if workers else None,
-        persistent_workers=loader.persistent_workers if workers else None,
+        prefetch_factor=int(queue) if workers and queue is not None else None,
+        persistent_workers=bool(loader.persistent_workers) if workers else None,
         pin_memory=bool(loader.pin_memory),
-        in_order=getattr(loader, "in_order", None) if workers else None,
+        in_order=bool(in_order) if workers and in_order is not None else None,
         start_method=method,
     )
 

@@ -15,7 +15,7 @@ from msgspec import structs
 
 from loaderdoctor.instrument.session.feed import bypass, bypassed
 from loaderdoctor.instrument.session.loader_state import LoaderState
-from loaderdoctor.instrument.system import Site, user_site
+from loaderdoctor.instrument.system import ByObject, Site, user_site
 from loaderdoctor.instrument.wire.records import LoaderRecord
 
 if TYPE_CHECKING:
@@ -32,10 +32,10 @@ class LoaderRegistry:
         self.states: list[LoaderState] = []
         self.changed_in_passes = set[str]()  # attributes that datasets change themselves
         self.any_built = False  # a script with one may train for long before it iterates it
-        self._sites: weakref.WeakKeyDictionary[Any, Site] = weakref.WeakKeyDictionary()
+        self._sites = ByObject[Site]()
         # Where the user built the latest loader over a dataset, by the dataset's id.
         self._by_dataset: dict[int, tuple[weakref.ref[Any], Site]] = {}
-        self._by_loader: weakref.WeakKeyDictionary[Any, LoaderState] = weakref.WeakKeyDictionary()
+        self._by_loader = ByObject[LoaderState]()
         self._lock = threading.Lock()
 
     def built(self, loader: DataLoader[Any]) -> None:

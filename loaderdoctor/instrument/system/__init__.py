@@ -10,12 +10,13 @@ import sys
 import sysconfig
 import textwrap
 import threading
+import weakref
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import loaderdoctor
 
@@ -196,6 +197,34 @@ def living(base: type[Any]) -> list[Any]:
         classes.update(new)
     # type(), not isinstance: lazy proxies answer __class__ by doing work.
     return [o for o in gc.get_referrers(*classes) if type(o) in classes]
+
+
+Value = TypeVar("Value")
+
+
+class ByObject(Generic[Value]):
+    """A value for each of some objects, which it does not keep alive.
+
+    Told apart by identity: a `WeakKeyDictionary` asks for a hash, which objects that compare by
+    value (a dataclass, a class with `__eq__`) have not.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[int, tuple[weakref.ref[Any], Value]] = {}
+
+    def get(self, of: object) -> Value | None:
+        """None where it has none."""
+        held = self._held.get(id(of))
+        return held[1] if held is not None and held[0]() is of else None
+
+    def __setitem__(self, of: object, value: Value) -> None:
+        key, kept = id(of), self._held
+
+        def gone(ref: weakref.ref[Any]) -> None:
+            if key in kept and kept[key][0] is ref:
+                del kept[key]
+
+        kept[key] = weakref.ref(of, gone), value
 
 
 # Asking for the interpreter soon: else samples miss code that gives it up for microseconds.

@@ -16,7 +16,6 @@ import sys
 import tempfile
 import tokenize
 import warnings
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -35,6 +34,7 @@ from loaderdoctor.hazards import Change, FeedBatch, Room, container_words, hazar
 from loaderdoctor.instrument.dataset import one_pass_reason, shards_itself
 from loaderdoctor.instrument.dataset.containers import containers, open_handles
 from loaderdoctor.instrument.dataset.safety import TrialPickle, pickled_parts
+from loaderdoctor.instrument.system import ByObject
 from loaderdoctor.instrument.system.machine import (
     available_bytes,
     local_ranks,
@@ -48,11 +48,9 @@ from loaderdoctor.instrument.wire.records import (
 )
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings, StartMethod
 
-_pickles: weakref.WeakKeyDictionary[DataLoader[Any], TrialPickle] = weakref.WeakKeyDictionary()
-
-_containers: weakref.WeakKeyDictionary[DataLoader[Any], tuple[ContainerRecord, ...]] = (
-    weakref.WeakKeyDictionary()
-)
+# By loader.
+_pickles = ByObject[TrialPickle]()
+_containers = ByObject[tuple[ContainerRecord, ...]]()
 
 _NOT_PICKLED = TrialPickle(pickles=None, error=None, shared_bytes=0, n_bytes=0, cuda_tensors=False)
 
@@ -167,9 +165,10 @@ def start_method_of(effective: Settings) -> str:
 
 
 def _pickled(loader: DataLoader[Any]) -> TrialPickle:
-    if loader not in _pickles:
-        _pickles[loader] = pickled_parts(loader)
-    return _pickles[loader]
+    found = _pickles.get(loader)
+    if found is None:
+        found = _pickles[loader] = pickled_parts(loader)
+    return found
 
 
 def _copied(loader: DataLoader[Any]) -> tuple[ContainerRecord, ...]:
@@ -178,12 +177,14 @@ def _copied(loader: DataLoader[Any]) -> tuple[ContainerRecord, ...]:
     Asked where there are more workers than the loop has: with as many or fewer, what the loop's own
     copy is given back when they go.
     """
-    if loader not in _containers:
+    found = _containers.get(loader)
+    if found is None:
         try:
-            _containers[loader] = containers(loader.dataset)
+            found = containers(loader.dataset)
         except Exception:  # foreign attributes: nothing is known, as with none
-            _containers[loader] = ()
-    return _containers[loader]
+            found = ()
+        _containers[loader] = found
+    return found
 
 
 # Lines of the script that a guard would hold, as shown; the rest is "…".

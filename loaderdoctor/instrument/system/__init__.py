@@ -227,6 +227,28 @@ class ByObject(Generic[Value]):
         kept[key] = weakref.ref(of, gone), value
 
 
+class _Itself:
+    """An object as part of a key, which keeps it alive: no other ever has its id."""
+
+    def __init__(self, what: object) -> None:
+        self._what = what
+
+    def __hash__(self) -> int:
+        return id(self._what)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and other._what is self._what
+
+
+def key_of(function: object) -> object:
+    """The user's function as part of a key. An object of a dataclass has no hash."""
+    try:
+        hash(function)
+    except TypeError:
+        return _Itself(function)
+    return function  # a bound method is another object each time it is asked for, and equal
+
+
 # Asking for the interpreter soon: else samples miss code that gives it up for microseconds.
 #
 # A thread that waits for the GIL has it handed over 5 ms after asking, but begins to wait again

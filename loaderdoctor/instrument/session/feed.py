@@ -15,6 +15,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from loaderdoctor.instrument.session.loader_state import LoaderState
+from loaderdoctor.instrument.wire.records import BoundaryRecord
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -124,6 +125,23 @@ class Feed:
         """Whether the fetch to come may border on an epoch's end."""
         limit = self.loader.limit
         return self.fresh or limit is None or self.n_seen >= limit
+
+    def opening(self, start: int, end: int) -> BoundaryRecord:
+        """What it took to begin this pass, whose first fetch lasted from `start` to `end`."""
+        loader, passes = self.loader, self.loader.passes
+        record = BoundaryRecord(
+            loader=loader.id,
+            create_ns=self.create_ns,
+            first_wait_ns=end - start,
+            teardown_ns=passes.teardown_ns,
+            at_ns=self.at_ns or start,
+            first=passes.n_begun <= 1,
+            rebuilt=loader.rebuilt,
+            changed=loader.changed,
+        )
+        passes.teardown_ns = 0
+        loader.rebuilt, loader.changed = False, None
+        return record
 
     def take(self, own: Any, torch: Torch) -> Any:
         """The next batch. `own` is the torch iterator the loop holds, None for a light one.

@@ -26,7 +26,6 @@ from loaderdoctor.instrument.session.roles import (
 )
 from loaderdoctor.instrument.session.script_process import exit_now
 from loaderdoctor.instrument.system import user_site
-from loaderdoctor.instrument.wire.records import BoundaryRecord
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +33,8 @@ if TYPE_CHECKING:
     from loaderdoctor.instrument.handover.live_pass import LoopsPass
 
 MAX_PLACED = 16  # passes of a loader whose place in the code is looked up: training's is in them
+# Of a recorded run, between two beats: each of its marks has one, and there are 16,384 at most.
+MAX_FETCHES = 65_536
 MAX_BOUNDARIES = 1000  # kept for Ended; a loop that re-creates its iterator makes one a step
 
 
@@ -161,7 +162,10 @@ class Loop:
         if passes is not None:
             measured = definition is not None
             passes.fetched(loader, start, end, opened_ns=opened_ns, measured=measured)
-        if window.fetches is not None:
+        if window.fetches is not None and (
+            window.marks is None  # of a recorded run all that is kept may be kept for long
+            or (loader.role == "train" and not evaluates and len(window.fetches) < MAX_FETCHES)
+        ):
             window.fetches.append((loader.index, start, end, thread, cpu_ns))
             if queue is not None and queued_ns is not None:
                 now_ns = queue.waited_ns()
@@ -373,22 +377,10 @@ class Loop:
             window.at_epoch_end.pop()()
 
     def _first_batch(self, feed: Feed, start: int, end: int) -> None:
-        session, loader, passes = self._session, feed.loader, feed.loader.passes
-        record = BoundaryRecord(
-            loader=loader.id,
-            create_ns=feed.create_ns,
-            first_wait_ns=end - start,
-            teardown_ns=passes.teardown_ns,
-            at_ns=feed.at_ns or start,
-            first=passes.n_begun <= 1,
-            rebuilt=loader.rebuilt,
-            changed=loader.changed,
-        )
-        passes.teardown_ns = 0
-        loader.rebuilt, loader.changed = False, None
+        session, record = self._session, feed.opening(start, end)
         if not feed.tainted and len(session.boundaries) < MAX_BOUNDARIES:
             session.boundaries.append(record)
-        if session.window.fetches is not None:
+        if session.window.fetches is not None and session.window.marks is None:
             session.window.boundaries.append(record)
 
     def _describe(self, loader: LoaderState, batch: object) -> None:

@@ -121,6 +121,21 @@ class Feed:
         """A loader that lives as long as this pass."""
         return self.keep_loader if self.keep_loader is not None else self.spare
 
+    @property
+    def untouched(self) -> bool:
+        """Whether its batches are torch's own, with none of them substituted or thrown away."""
+        loader = self.loader
+        switched = loader.substitute.source is not None or bool(loader.pending_drop)
+        return not self.tainted and self.raw is None and not switched
+
+    def describe(self, batch: object) -> str | None:
+        """Note what a batch is like; why that can't be done, where it can't."""
+        try:
+            self.loader.seen.describe(batch)
+        except Exception as error:  # a custom batch type may object to being looked at
+            return f"{type(error).__name__}: {error}"
+        return None
+
     def at_edge(self) -> bool:
         """Whether the fetch to come may border on an epoch's end."""
         limit = self.loader.limit

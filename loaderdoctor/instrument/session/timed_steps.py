@@ -81,7 +81,8 @@ class TimedSteps:
         copies = self._switches.answering
         if copies is not None:
             copies.start_counting()
-        if request.mode != "trial":
+        # The script of a recorded run may ask for its own peaks, of all it did.
+        if request.mode != "trial" and self._session.recording is None:
             memory.reset_gpu_peaks(self._session.device)
         compiles = CompileCount()
         limits = self._gpu_limits()

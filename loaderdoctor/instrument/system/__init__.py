@@ -296,7 +296,7 @@ def ask_soon(*, beside_queues: bool = False, beside_any: bool = False) -> bool:
     if ours or sys.getswitchinterval() > soon_s:
         _usual_s = _usual_s if ours else sys.getswitchinterval()
         sys.setswitchinterval(soon_s)
-        if not _forgets_in_children:
+        if not _forgets_in_children and hasattr(os, "register_at_fork"):  # not on Windows
             _forgets_in_children = True
             os.register_at_fork(after_in_child=ask_as_usual)
     return True

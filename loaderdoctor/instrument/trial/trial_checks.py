@@ -30,7 +30,14 @@ from torch.utils.data import (
 
 from loaderdoctor.combinations import invalid_reason
 from loaderdoctor.errors import TrialRefused
-from loaderdoctor.hazards import Change, FeedBatch, Room, container_words, hazard
+from loaderdoctor.hazards import (
+    OTHER_DESCRIPTORS,
+    Change,
+    FeedBatch,
+    Room,
+    container_words,
+    hazard,
+)
 from loaderdoctor.instrument.dataset import one_pass_reason, shards_itself
 from loaderdoctor.instrument.dataset.containers import containers, open_handles
 from loaderdoctor.instrument.dataset.safety import TrialPickle, pickled_parts
@@ -122,7 +129,7 @@ def _change(
             shm_free_bytes=shm_free_bytes(),
             available_bytes=available_bytes(),
             open_files_limit=open_files_limit(),
-            open_files=psutil.Process().num_fds(),
+            open_files=_open_files(),
             n_ranks=local_ranks() or 1,
         ),
         batches=(each,) * n_alike,
@@ -132,6 +139,12 @@ def _change(
         container_bytes=sum(x.n_bytes for x in copied),
         container=container_words(copied[0]) if copied else None,
     )
+
+
+def _open_files() -> int:
+    """Of this process; where the system counts handles instead no limit is known either."""
+    process: Any = psutil.Process()
+    return process.num_fds() if hasattr(process, "num_fds") else OTHER_DESCRIPTORS
 
 
 def loader_settings(loader: DataLoader[Any]) -> Settings:

@@ -75,7 +75,7 @@ class StepFacts:
     n_iterators_created: int  # in these windows, of the loader of the step that made most
     worker_cpu_cores: float | None  # worker CPU time / wall
     main_cpu_cores: float | None
-    # Of torch's allocator in the first window, before anything was substituted.
+    # Of torch's allocator in the first window (recorded to its end, a run's peaks up to then).
     gpu_peak_allocated_bytes: int | None = None
     gpu_peak_reserved_bytes: int | None = None
     # Of `boundary_ms`, what is the loader's: its iterator, workers' start and end, the first batch.

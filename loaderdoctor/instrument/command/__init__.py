@@ -192,7 +192,13 @@ class MessagePipe:
         except (OSError, EOFError):
             self.lost = True
             return None
-        message: FromRun = msgspec.json.decode(data, type=FromRun)
+        try:
+            message: FromRun = msgspec.json.decode(data, type=FromRun)
+        except msgspec.DecodeError as error:
+            raise RunError(
+                f"What the script's process sent can't be read ({error}). This is an error of "
+                "loaderdoctor's, not of the script: please report it."
+            ) from error
         return message
 
 

@@ -300,7 +300,7 @@ class Pool:
         self._indexes.source = _nothing
         self._indexes.forget()
         if self._workers is not None:
-            self._workers._reset(self._loader)
+            self._feed.reset(self._loader)
 
     def stop_taking(self) -> None:
         """Take no further index: what is under way still comes."""

@@ -242,7 +242,6 @@ class Recorder:
             tuner.emptied()
         fetches = of_window[:]
         del of_window[: len(fetches)]
-        session.window.boundaries.clear()
         at, flags = self._marks.take()
         self._sample_at -= len(at) - 1
         steps = steps_of(at, flags, self._waits(fetches), session.n_steps)

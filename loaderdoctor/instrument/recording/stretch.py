@@ -17,7 +17,9 @@ from loaderdoctor.instrument.wire.measured import N_BINS, PER_OCTAVE, Block, Sta
 
 # What an interval from one boundary to the next holds besides a step; bits.
 STARTS: Final = 1  # a new iterator of the step's loader: made, workers started, first batch
-GAP: Final = 2  # no step: from the fetch that found the epoch over to the next epoch's first
+# No step: from the fetch that found the epoch over to the next epoch's first, or from one that got
+# an error to the next.
+GAP: Final = 2
 BESIDES: Final = 4  # other loaders were read, or something was saved
 # A step of this many times the median, and this much more of time, is a stall. Less is a matter of
 # the distribution, which blocks and histograms tell.
@@ -65,6 +67,10 @@ class StepMarks:
         """The entry just marked found the epoch at its end."""
         self._flag(GAP)
         self._after_gap = True
+
+    def failed(self) -> None:
+        """The entry just marked got an error for a batch."""
+        self._flag(GAP)
 
     def _starts(self, ns: int = 0) -> None:
         self._flag(STARTS)

@@ -332,7 +332,10 @@ class Session:
         """The script's last line ran, or it failed: an open window ends with what it has."""
         self._close_driver()
         no_loader = how == "script-ended" and not self.registry.states
-        self._send_ended("no-loader" if no_loader else how, exit_code, reason)
+        try:
+            self._send_ended("no-loader" if no_loader else how, exit_code, reason)
+        except Exception:  # the script has its exit code, whatever can't be told
+            self.note("internal-error", traceback.format_exc())
         self.detach()
         for loader in self.registry.states:
             if loader.handed is not None:

@@ -15,6 +15,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from loaderdoctor.instrument.session.loader_state import LoaderState
+from loaderdoctor.instrument.wire.records import BoundaryRecord
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -120,10 +121,42 @@ class Feed:
         """A loader that lives as long as this pass."""
         return self.keep_loader if self.keep_loader is not None else self.spare
 
+    @property
+    def untouched(self) -> bool:
+        """Whether its batches are torch's own, with none of them substituted or thrown away."""
+        loader = self.loader
+        switched = loader.substitute.source is not None or bool(loader.pending_drop)
+        return not self.tainted and self.raw is None and not switched
+
+    def describe(self, batch: object) -> str | None:
+        """Note what a batch is like; why that can't be done, where it can't."""
+        try:
+            self.loader.seen.describe(batch)
+        except Exception as error:  # a custom batch type may object to being looked at
+            return f"{type(error).__name__}: {error}"
+        return None
+
     def at_edge(self) -> bool:
         """Whether the fetch to come may border on an epoch's end."""
         limit = self.loader.limit
         return self.fresh or limit is None or self.n_seen >= limit
+
+    def opening(self, start: int, end: int) -> BoundaryRecord:
+        """What it took to begin this pass, whose first fetch lasted from `start` to `end`."""
+        loader, passes = self.loader, self.loader.passes
+        record = BoundaryRecord(
+            loader=loader.id,
+            create_ns=self.create_ns,
+            first_wait_ns=end - start,
+            teardown_ns=passes.teardown_ns,
+            at_ns=self.at_ns or start,
+            first=passes.n_begun <= 1,
+            rebuilt=loader.rebuilt,
+            changed=loader.changed,
+        )
+        passes.teardown_ns = 0
+        loader.rebuilt, loader.changed = False, None
+        return record
 
     def take(self, own: Any, torch: Torch) -> Any:
         """The next batch. `own` is the torch iterator the loop holds, None for a light one.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import os
 import threading
 import weakref
@@ -14,7 +15,7 @@ from msgspec import structs
 
 from loaderdoctor.instrument.session.feed import bypass, bypassed
 from loaderdoctor.instrument.session.loader_state import LoaderState
-from loaderdoctor.instrument.system import Site, user_site
+from loaderdoctor.instrument.system import ByObject, Site, user_site
 from loaderdoctor.instrument.wire.records import LoaderRecord
 
 if TYPE_CHECKING:
@@ -31,10 +32,10 @@ class LoaderRegistry:
         self.states: list[LoaderState] = []
         self.changed_in_passes = set[str]()  # attributes that datasets change themselves
         self.any_built = False  # a script with one may train for long before it iterates it
-        self._sites: weakref.WeakKeyDictionary[Any, Site] = weakref.WeakKeyDictionary()
+        self._sites = ByObject[Site]()
         # Where the user built the latest loader over a dataset, by the dataset's id.
         self._by_dataset: dict[int, tuple[weakref.ref[Any], Site]] = {}
-        self._by_loader: weakref.WeakKeyDictionary[Any, LoaderState] = weakref.WeakKeyDictionary()
+        self._by_loader = ByObject[LoaderState]()
         self._lock = threading.Lock()
 
     def built(self, loader: DataLoader[Any]) -> None:
@@ -181,7 +182,7 @@ def loader_record(loader: DataLoader[Any], site: Site) -> LoaderRecord:
         kind="iterable" if iterable else "map",
         dataset=type(dataset).__name__,
         n_samples=_length(dataset),
-        batch_size=loader.batch_size or getattr(loader.batch_sampler, "batch_size", None),
+        batch_size=loader.batch_size or _own_size(loader.batch_sampler),
         steps_per_epoch=steps_per_epoch(loader),
         sampler="" if iterable else type(sampler).__name__,
         n_indices=None if iterable else _length(sampler),
@@ -227,6 +228,14 @@ def _is_iterable(loader: DataLoader[Any]) -> bool:
     from torch.utils.data import IterableDataset
 
     return isinstance(loader.dataset, IterableDataset)
+
+
+def _own_size(batch_sampler: Any) -> int | None:
+    """The size of its batches; None where it has none that is one number."""
+    try:
+        return operator.index(batch_sampler.batch_size)
+    except Exception:  # the user's own property may raise anything
+        return None
 
 
 def _length(thing: object) -> int | None:

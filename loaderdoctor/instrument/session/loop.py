@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from loaderdoctor.instrument.session import Session
 from loaderdoctor.instrument.session.feed import FEED, Feed, LightIterator
 from loaderdoctor.instrument.session.joining import ReplayWatch
-from loaderdoctor.instrument.session.loader_state import N_DESCRIBED, LoaderState
+from loaderdoctor.instrument.session.loader_state import N_DESCRIBED
 from loaderdoctor.instrument.session.roles import (
     MIN_WORKED,
     Definition,
@@ -26,7 +26,6 @@ from loaderdoctor.instrument.session.roles import (
 )
 from loaderdoctor.instrument.session.script_process import exit_now
 from loaderdoctor.instrument.system import user_site
-from loaderdoctor.instrument.wire.records import BoundaryRecord
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from loaderdoctor.instrument.handover.live_pass import LoopsPass
 
 MAX_PLACED = 16  # passes of a loader whose place in the code is looked up: training's is in them
+MAX_FETCHES = 65_536  # kept of a recorded run between two beats, of 16,384 marks at most
 MAX_BOUNDARIES = 1000  # kept for Ended; a loop that re-creates its iterator makes one a step
 
 
@@ -145,6 +145,9 @@ class Loop:
         except StopIteration:
             self._ran_out(feed, start, evaluates=evaluates)
             raise
+        except Exception:  # of the user's dataset, which the loop may go on behind
+            self._failed(feed)
+            raise
         end = perf_counter_ns()
         if cpu_ns:
             cpu_ns = thread_time_ns() - cpu_ns
@@ -161,7 +164,10 @@ class Loop:
         if passes is not None:
             measured = definition is not None
             passes.fetched(loader, start, end, opened_ns=opened_ns, measured=measured)
-        if window.fetches is not None:
+        if window.fetches is not None and (
+            window.marks is None  # of a recorded run all that is kept may be kept for long
+            or (loader.role == "train" and not evaluates and len(window.fetches) < MAX_FETCHES)
+        ):
             window.fetches.append((loader.index, start, end, thread, cpu_ns))
             if queue is not None and queued_ns is not None:
                 now_ns = queue.waited_ns()
@@ -190,7 +196,8 @@ class Loop:
             if shapes is not None:
                 shapes.see(batch)
         elif loader.n_fetches <= (N_DESCRIBED if window.fetches else loader.n_described):
-            self._describe(loader, batch)
+            if (why := feed.describe(batch)) is not None:
+                session.note("batch-not-described", f"{loader.id}: {why}")
         elif shapes is not None and window.fetches is None:  # nobody times this step
             shapes.glance(batch)
         if window.marks is not None:
@@ -211,10 +218,7 @@ class Loop:
             or definition.tick != "fetch"
             or get_ident() != definition.thread
             or window.fetch_cpu
-            or feed.tainted
-            or feed.raw is not None
-            or loader.pending_drop
-            or loader.substitute.source is not None
+            or not feed.untouched
             or loader.n_fetches < loader.n_described
             or definition.evaluates(loader)
         ):
@@ -223,7 +227,7 @@ class Loop:
             # Imports torch, which is the script's to import first.
             from loaderdoctor.instrument.session.timed_steps import quick_next
 
-            window.quick = quick_next(session, self.fetch, self._ran_out)
+            window.quick = quick_next(session, self.fetch, self._ran_out, self._failed)
         feed.quick = window.quick
         window.hears_work = session.optimizer_marks is not None
 
@@ -372,29 +376,19 @@ class Loop:
         while window.at_epoch_end:
             window.at_epoch_end.pop()()
 
+    def _failed(self, feed: Feed) -> None:
+        """The batch of a step could not be made: the step begins with the next one that is."""
+        session, loader, definition = self._session, feed.loader, self._session.definition
+        if definition is None or loader is not definition.clock or definition.tick != "fetch":
+            return
+        if get_ident() == definition.thread and not definition.evaluates(loader):
+            session.n_steps -= 1
+            if session.window.clock is not None:
+                session.window.clock.failed()
+
     def _first_batch(self, feed: Feed, start: int, end: int) -> None:
-        session, loader, passes = self._session, feed.loader, feed.loader.passes
-        record = BoundaryRecord(
-            loader=loader.id,
-            create_ns=feed.create_ns,
-            first_wait_ns=end - start,
-            teardown_ns=passes.teardown_ns,
-            at_ns=feed.at_ns or start,
-            first=passes.n_begun <= 1,
-            rebuilt=loader.rebuilt,
-            changed=loader.changed,
-        )
-        passes.teardown_ns = 0
-        loader.rebuilt, loader.changed = False, None
+        session, record = self._session, feed.opening(start, end)
         if not feed.tainted and len(session.boundaries) < MAX_BOUNDARIES:
             session.boundaries.append(record)
-        if session.window.fetches is not None:
+        if session.window.fetches is not None and session.window.marks is None:
             session.window.boundaries.append(record)
-
-    def _describe(self, loader: LoaderState, batch: object) -> None:
-        try:
-            loader.seen.describe(batch)
-        except Exception as error:  # a custom batch type may object to being looked at
-            self._session.note(
-                "batch-not-described", f"{loader.id}: {type(error).__name__}: {error}"
-            )

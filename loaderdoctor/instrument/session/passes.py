@@ -8,11 +8,8 @@ that is clearly no step of training: an ordinary loop never meets the hook.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
-from itertools import groupby
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
-
-import msgspec
 
 from loaderdoctor.instrument.session.loader_state import LoaderState
 from loaderdoctor.instrument.system import Site, user_site
@@ -55,29 +52,64 @@ class _Pass:
         first = self.n == latest.n == 1
         return self is latest or self.last_ns > latest.first_ns or first
 
+    @property
+    def key(self) -> tuple[int, str, bool]:
+        """Alike in passes that are told as one."""
+        return self.loader.index, self.site.label, self.skips
+
+
+@dataclass(slots=True)
+class _Alike:
+    """Passes over one loader at one place that are over."""
+
+    loader: LoaderState
+    site: Site
+    skips: bool
+    n_passes: int = 0
+    n_batches: int = 0
+    n_known: int = 0  # of them, in passes of which it is known how long they took
+    took_ns: float = 0.0  # of those passes
+    calls_model: bool | None = None
+    without_grad: bool = True
+
+    def add(self, one: _Pass) -> None:
+        self.n_passes += 1
+        self.n_batches += one.n
+        known = one.n - one.n_measured
+        if known:
+            self.n_known += one.n
+            self.took_ns += one.took_ns * one.n / known
+        if one.calls_model is not None:
+            self.calls_model = one.calls_model or bool(self.calls_model)
+        self.without_grad = self.without_grad and one.n_without_grad * 2 > one.n
+
     def record(self) -> PassRecord:
-        known = self.n - self.n_measured
-        took_ns = self.took_ns * self.n / known if known else 0
+        took_s = self.took_ns / NS_PER_S * self.n_batches / self.n_known if self.n_known else None
         return PassRecord(
             loader=self.loader.id,
             site=self.site.label,
             code=self.site.code.partition("\n")[0] if self.site.code is not None else None,
-            n_batches=self.n,
-            took_s=took_ns / NS_PER_S if known else None,
+            n_passes=self.n_passes,
+            n_batches=self.n_batches,
+            took_s=took_s,
             calls_model=self.calls_model,
-            without_grad=self.n_without_grad * 2 > self.n,
+            without_grad=self.without_grad,
             skips=self.skips,
         )
 
 
 class PassLog:
-    """All passes until training begins. Batches may come from any thread, one at a time mostly."""
+    """All passes until training begins. Batches may come from any thread, one at a time mostly.
+
+    Of those that are over sums are kept: a loop that never trains may make one for each batch.
+    """
 
     def __init__(self) -> None:
         self.first_ns = 0  # of the first fetch
         self.began = False  # training did: nothing is added any more
-        self._passes: list[_Pass] = []
-        self._by_loader: dict[int, _Pass] = {}  # the present one, by LoaderState.index
+        # By `_Pass.key`, as they first began.
+        self._over: dict[tuple[int, str, bool], _Alike] = {}
+        self._by_loader: dict[int, _Pass] = {}  # the latest one, by LoaderState.index
         self._last_ns = 0  # end of the latest fetch of any loader
         self._latest: LoaderState | None = None
         self._watch: _ModelWatch | None = None
@@ -102,10 +134,10 @@ class PassLog:
             return
         one = self._by_loader.get(loader.index)
         if one is None or opened_ns is not None or one.over:
-            if one is not None:
+            if one is not None and not one.over:
                 self._end(one)
             one = self._by_loader[loader.index] = _Pass(loader, user_site(), threading.get_ident())
-            self._passes.append(one)
+            self._sum(self._over, one)
             self._last_ns = start - (opened_ns or 0)
             self.first_ns = self.first_ns or self._last_ns
         one.first_ns, one.last_ns = one.first_ns or end, end
@@ -140,7 +172,7 @@ class PassLog:
             return
         self.began = True
         self.stop_looking()
-        present = [p for p in self._passes if not p.over]
+        present = [p for p in self._by_loader.values() if not p.over]
         latest = next((p for p in present if p.loader is self._latest), None)
         for one in present:
             if latest is not None and not one.goes_on_with(latest):
@@ -153,7 +185,7 @@ class PassLog:
             one.n -= 1
             here = one.thread == threading.get_ident()
             if one.n < MIN_SKIPPED or not here or not by_backward:
-                self._passes.remove(one)
+                del self._by_loader[one.loader.index]
 
     def is_over(self, loader: LoaderState) -> bool:
         one = self._by_loader.get(loader.index)
@@ -166,12 +198,18 @@ class PassLog:
 
     def records(self, *, but: LoaderState | None = None) -> tuple[PassRecord, ...]:
         """What there was, in order; passes alike are one record. `but` the passes over one."""
-        found = [p.record() for p in self._passes if p.loader is not but and p.n]
-        alike = groupby(found, lambda r: (r.loader, r.site, r.skips))
-        return tuple(_joined(list(group)) for _, group in alike)
+        found = {key: replace(alike) for key, alike in list(self._over.items())}
+        for one in list(self._by_loader.values()):
+            if not one.over and one.n:
+                self._sum(found, one).add(one)
+        return tuple(x.record() for x in found.values() if x.n_batches and x.loader is not but)
+
+    def _sum(self, of: dict[tuple[int, str, bool], _Alike], one: _Pass) -> _Alike:
+        return of.setdefault(one.key, _Alike(one.loader, one.site, one.skips))
 
     def _end(self, one: _Pass) -> None:
         one.over = True
+        self._sum(self._over, one).add(one)
         if one is self._watched:
             self.stop_looking()
 
@@ -219,20 +257,3 @@ class _ModelWatch:
         if not self.called and self.fetching != threading.get_ident():
             # Not state_dict(): of sharded models it is a collective.
             self.called = any(True for _ in module.parameters())
-
-
-def _joined(alike: list[PassRecord]) -> PassRecord:
-    """One record of passes over one loader at one place."""
-    known = [r for r in alike if r.took_s is not None]
-    n_batches = sum(r.n_batches for r in alike)
-    n_known = sum(r.n_batches for r in known)
-    took_s = sum(r.took_s or 0.0 for r in known) * n_batches / n_known if n_known else None
-    models = {r.calls_model for r in alike} - {None}
-    return msgspec.structs.replace(
-        alike[0],
-        n_passes=len(alike),
-        n_batches=n_batches,
-        took_s=took_s,
-        calls_model=max(models) if models else None,  # type: ignore[type-var]
-        without_grad=all(r.without_grad for r in alike),
-    )

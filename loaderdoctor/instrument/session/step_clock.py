@@ -220,6 +220,15 @@ class StepClock:
         self._ended_by_entry = True
         self._extra += teardown_ns
 
+    def failed(self) -> None:
+        """The entry just marked got an error for a batch: the step begins with the next one."""
+        if self._open is None:
+            return
+        self._uneventful = False
+        self._ended_by_entry = True
+        self._drop_undated(self._open, self._open)
+        self._open = None
+
     def replaced(self, now: int) -> None:
         """The loop asks for a new iterator although the old one had not run out."""
         if self._open is None:
@@ -325,15 +334,7 @@ class StepClock:
         if self._open is None:
             return
         if self._foreign and not self._accept_foreign:
-            if self._device is not None:
-                # Without an event at its beginning this step's time would be spread over the
-                # ones before it, so those since the last event don't count either.
-                since = max((m for m in self._event_marks if m <= self._open), default=0)
-                while self._steps and _opened(self._steps[-1]) >= since:
-                    self._steps.pop()
-                if index - self._foreign_at <= OFTEN:
-                    self._device.every = 1
-                self._foreign_at = index
+            self._drop_undated(self._open, index)
             return
         self.n_marks_since_step = 0
         self._steps.append(
@@ -348,6 +349,19 @@ class StepClock:
                 self._gap_foreign,
             )
         )
+
+    def _drop_undated(self, opened: int, closed: int) -> None:
+        """What begins with the mark `opened` is no step, as was known by the mark `closed`."""
+        if self._device is None:
+            return
+        # Without an event at its beginning this step's time would be spread over the ones before
+        # it, so those since the last event don't count either.
+        since = max((m for m in self._event_marks if m <= opened), default=0)
+        while self._steps and _opened(self._steps[-1]) >= since:
+            self._steps.pop()
+        if closed - self._foreign_at <= OFTEN:
+            self._device.every = 1
+        self._foreign_at = closed
 
     def _begin_gap(self) -> None:
         self._open = None

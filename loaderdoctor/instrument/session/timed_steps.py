@@ -81,7 +81,8 @@ class TimedSteps:
         copies = self._switches.answering
         if copies is not None:
             copies.start_counting()
-        if request.mode != "trial":
+        # The script of a recorded run may ask for its own peaks, of all it did.
+        if request.mode != "trial" and self._session.recording is None:
             memory.reset_gpu_peaks(self._session.device)
         compiles = CompileCount()
         limits = self._gpu_limits()
@@ -285,6 +286,7 @@ def quick_next(
     session: Session,
     fetch: Callable[[Feed, Any], Any],
     ran_out: Callable[[Feed, int], None],
+    failed: Callable[[Feed], None],
 ) -> Callable[[Feed, Any], Any]:
     """What hands the next batch of a pass of the step's loader, for the window open now.
 
@@ -292,7 +294,8 @@ def quick_next(
     step: between two batches the loop's own work drives our code out of the CPU's caches, and each
     further function entered costs there what ten cost in a loop that does nothing else. Call it
     only for a pass of whose batches none was or is to be substituted. `fetch` takes over where more
-    than a step is to be seen to, `ran_out` tells of an epoch's end, as in `Loop`.
+    than a step is to be seen to, `ran_out` tells of an epoch's end, `failed` of an error, as in
+    `Loop`.
     """
     definition, window = session.definition, session.window
     assert definition is not None
@@ -326,6 +329,9 @@ def quick_next(
             batch = torchs(own) if handed is None else handed.next_batch(own)
         except StopIteration:
             ran_out(feed, start)
+            raise
+        except Exception:
+            failed(feed)
             raise
         feed.n_drawn += 1
         feed.n_seen = passes.n_seen = feed.n_seen + 1

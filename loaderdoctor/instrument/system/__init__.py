@@ -10,12 +10,13 @@ import sys
 import sysconfig
 import textwrap
 import threading
+import weakref
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import loaderdoctor
 
@@ -198,6 +199,56 @@ def living(base: type[Any]) -> list[Any]:
     return [o for o in gc.get_referrers(*classes) if type(o) in classes]
 
 
+Value = TypeVar("Value")
+
+
+class ByObject(Generic[Value]):
+    """A value for each of some objects, which it does not keep alive.
+
+    Told apart by identity: a `WeakKeyDictionary` asks for a hash, which objects that compare by
+    value (a dataclass, a class with `__eq__`) have not.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[int, tuple[weakref.ref[Any], Value]] = {}
+
+    def get(self, of: object) -> Value | None:
+        """None where it has none."""
+        held = self._held.get(id(of))
+        return held[1] if held is not None and held[0]() is of else None
+
+    def __setitem__(self, of: object, value: Value) -> None:
+        key, kept = id(of), self._held
+
+        def gone(ref: weakref.ref[Any]) -> None:
+            if key in kept and kept[key][0] is ref:
+                del kept[key]
+
+        kept[key] = weakref.ref(of, gone), value
+
+
+class _Itself:
+    """An object as part of a key, which keeps it alive: no other ever has its id."""
+
+    def __init__(self, what: object) -> None:
+        self._what = what
+
+    def __hash__(self) -> int:
+        return id(self._what)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and other._what is self._what
+
+
+def key_of(function: object) -> object:
+    """The user's function as part of a key. An object of a dataclass has no hash."""
+    try:
+        hash(function)
+    except TypeError:
+        return _Itself(function)
+    return function  # a bound method is another object each time it is asked for, and equal
+
+
 # Asking for the interpreter soon: else samples miss code that gives it up for microseconds.
 #
 # A thread that waits for the GIL has it handed over 5 ms after asking, but begins to wait again
@@ -245,7 +296,7 @@ def ask_soon(*, beside_queues: bool = False, beside_any: bool = False) -> bool:
     if ours or sys.getswitchinterval() > soon_s:
         _usual_s = _usual_s if ours else sys.getswitchinterval()
         sys.setswitchinterval(soon_s)
-        if not _forgets_in_children:
+        if not _forgets_in_children and hasattr(os, "register_at_fork"):  # not on Windows
             _forgets_in_children = True
             os.register_at_fork(after_in_child=ask_as_usual)
     return True

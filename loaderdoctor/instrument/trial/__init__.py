@@ -84,9 +84,38 @@ class LoaderFeed:
             except RuntimeError as error:  # noqa: PERF203 - a turn is a batch, or a second's wait
                 if not str(error).startswith(_TIMED_OUT):
                     raise
-                waited_s += getattr(self._iterator, "_timeout", POLL_S)
-                if waited_s >= self._limit_s:
-                    raise NoBatchError(f"{_TIMED_OUT} {self._limit_s:g} seconds") from error
+                waited_s = self._waited(waited_s, error)
+
+    def reset(self, loader: DataLoader[Any]) -> None:
+        """Another pass of workers that persist: first they end the batches that they are at.
+
+        Raises NoBatchError where one of these does not come within the limit.
+        """
+        iterator = self._iterator
+        once = iterator._get_data
+
+        def get_data() -> Any:
+            waited_s = 0.0
+            while True:
+                try:
+                    return once()
+                except RuntimeError as error:  # noqa: PERF203 - as above
+                    if not str(error).startswith(_TIMED_OUT):
+                        raise
+                    waited_s = self._waited(waited_s, error)
+
+        iterator._get_data = get_data
+        try:
+            iterator._reset(loader)
+        finally:
+            del iterator._get_data
+
+    def _waited(self, waited_s: float, error: RuntimeError) -> float:
+        """So long by now, with the wait that ended so."""
+        waited_s += getattr(self._iterator, "_timeout", POLL_S)
+        if waited_s >= self._limit_s:
+            raise NoBatchError(f"{_TIMED_OUT} {self._limit_s:g} seconds") from error
+        return waited_s
 
     def end_early(self) -> None:
         if hasattr(self._iterator, "_sampler_iter"):

@@ -37,7 +37,7 @@ from loaderdoctor.instrument.dataset.dataset_tree import making_only
 from loaderdoctor.instrument.dataset.loading_threads import N_IN_BATCH, check_threads
 from loaderdoctor.instrument.dataset.rows import as_it_is, kept_batches, row_batches
 from loaderdoctor.instrument.dataset.transforms import Normaliser, as_bytes, without_augmentation
-from loaderdoctor.instrument.system import memory
+from loaderdoctor.instrument.system import key_of, memory
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings
 
 Note = Callable[[str, str], None]  # (kind, text): something the report must say
@@ -113,7 +113,7 @@ def trial_data(
     if settings.uint8:
         dataset, normalise = _once(
             made,
-            (settings.storage, settings.augment, loader.collate_fn, "uint8"),
+            (settings.storage, settings.augment, key_of(loader.collate_fn), "uint8"),
             lambda: as_bytes(data.dataset, _collate_of(loader), apart=apart),
         )
         data = replace(data, dataset=dataset, normalise=normalise)
@@ -236,7 +236,7 @@ def _batched(
     # What is made is kept while the loop's loader is: a dataset changed in place is read anew by
     # its arrays, one whose arrays are exchanged is not.
     kept = (settings.portion, limit_s is not None) if settings.cache else None
-    key = (id(data.dataset), loader.collate_fn, kept, "batched")
+    key = (id(data.dataset), key_of(loader.collate_fn), kept, "batched")
 
     def whole() -> Any:
         if not settings.cache:
@@ -253,7 +253,7 @@ def _borne_by_threads(
     loader: DataLoader[Any], data: TrialData, n: int, made: _Made, note: Note
 ) -> None:
     """Raises TrialRefused where threads would not make the same batches. Looked at once."""
-    key = (id(data.dataset), loader.collate_fn, n, "threads")
+    key = (id(data.dataset), key_of(loader.collate_fn), n, "threads")
     if key not in made.checked:
         check_threads(loader, n, note, dataset=data.dataset, collate=data.collate)
         made.checked.add(key)
@@ -263,7 +263,7 @@ def _packed(
     loader: DataLoader[Any], data: TrialData, made: _Made, first_made: MakeBatch
 ) -> TrialData:
     """Small tensors as one; a batch is compared here, and the first of every process there."""
-    key = (id(data.dataset), loader.collate_fn, "packed")
+    key = (id(data.dataset), key_of(loader.collate_fn), "packed")
     if key not in made.checked and not isinstance(data.dataset, IterableDataset):
         PackingCollate(as_it_is)(first_made(data))
         made.checked.add(key)

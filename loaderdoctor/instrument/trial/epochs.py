@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
-import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -31,6 +30,7 @@ from loaderdoctor.instrument.dataset import put_back
 from loaderdoctor.instrument.dataset.loading_threads import N_IN_BATCH
 from loaderdoctor.instrument.dataset.rows import as_it_is
 from loaderdoctor.instrument.dataset.safety import left_open
+from loaderdoctor.instrument.system import ByObject
 from loaderdoctor.instrument.system.processes import OnCpus, cpu_sets
 from loaderdoctor.instrument.trial import EpochFeed
 from loaderdoctor.instrument.trial.compute_switches import less_collected
@@ -268,10 +268,7 @@ def from_batch(loader: DataLoader[Any], data: TrialData, n_batches: int) -> Tria
     return replace(data, sampler=FromHere(n, first)) if first < n else data
 
 
-_left_open: weakref.WeakKeyDictionary[DataLoader[Any], tuple[str, ...]] = (
-    weakref.WeakKeyDictionary()
-)
-
+_left_open = ByObject[tuple[str, ...]]()  # by loader
 
 OpenEpochs = Callable[[DataLoader[Any], TrialData, Settings], EpochSource]
 
@@ -329,16 +326,17 @@ def refuse_what_stays_open(
     here = reads_here(settings) or not (effective.num_workers or by_own)
     if not own.num_workers or not here or start_method_of(own) != "fork":
         return
-    if loader not in _left_open:
+    found = _left_open.get(loader)
+    if found is None:
         try:
-            _left_open[loader] = _asked_in_worker(loader, open_epochs, limit_s)
+            found = _left_open[loader] = _asked_in_worker(loader, open_epochs, limit_s)
         except Exception as error:  # of the script's worker_init_fn, say, or a worker that hangs
             # Of what a worker raised torch puts the traceback first.
             raise TrialRefused(
                 "whether samples leave something open could not be asked in a worker: "
                 f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[-1]}"
             ) from error
-    if found := _left_open[loader]:
+    if found:
         raise TrialRefused(
             f"making samples leaves {', '.join(found[:3])} open outside of the dataset: made in "
             "the training process, the loop's own workers would share it"

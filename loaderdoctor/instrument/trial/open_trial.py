@@ -40,6 +40,7 @@ from loaderdoctor.instrument.dataset.cached import (
 from loaderdoctor.instrument.dataset.rows import RowBatches
 from loaderdoctor.instrument.dataset.safety import own_copy
 from loaderdoctor.instrument.dataset.transforms import Normaliser, NormalisingToDevice
+from loaderdoctor.instrument.system import key_of
 from loaderdoctor.instrument.trial import (
     FETCH_LIMIT_S,
     BackgroundFeed,
@@ -340,7 +341,7 @@ def files_of(
         )
         return files, finish
 
-    key = (id(data.dataset), loader.collate_fn, "device_decode")
+    key = (id(data.dataset), key_of(loader.collate_fn), "device_decode")
     files, finish = made_once(loader, key, made)
     return replace(data, dataset=files, collate=joined), finish
 

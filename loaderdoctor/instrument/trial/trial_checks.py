@@ -16,7 +16,6 @@ import sys
 import tempfile
 import tokenize
 import warnings
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -31,10 +30,18 @@ from torch.utils.data import (
 
 from loaderdoctor.combinations import invalid_reason
 from loaderdoctor.errors import TrialRefused
-from loaderdoctor.hazards import Change, FeedBatch, Room, container_words, hazard
+from loaderdoctor.hazards import (
+    OTHER_DESCRIPTORS,
+    Change,
+    FeedBatch,
+    Room,
+    container_words,
+    hazard,
+)
 from loaderdoctor.instrument.dataset import one_pass_reason, shards_itself
 from loaderdoctor.instrument.dataset.containers import containers, open_handles
 from loaderdoctor.instrument.dataset.safety import TrialPickle, pickled_parts
+from loaderdoctor.instrument.system import ByObject
 from loaderdoctor.instrument.system.machine import (
     available_bytes,
     local_ranks,
@@ -48,11 +55,9 @@ from loaderdoctor.instrument.wire.records import (
 )
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings, StartMethod
 
-_pickles: weakref.WeakKeyDictionary[DataLoader[Any], TrialPickle] = weakref.WeakKeyDictionary()
-
-_containers: weakref.WeakKeyDictionary[DataLoader[Any], tuple[ContainerRecord, ...]] = (
-    weakref.WeakKeyDictionary()
-)
+# By loader.
+_pickles = ByObject[TrialPickle]()
+_containers = ByObject[tuple[ContainerRecord, ...]]()
 
 _NOT_PICKLED = TrialPickle(pickles=None, error=None, shared_bytes=0, n_bytes=0, cuda_tensors=False)
 
@@ -124,7 +129,7 @@ def _change(
             shm_free_bytes=shm_free_bytes(),
             available_bytes=available_bytes(),
             open_files_limit=open_files_limit(),
-            open_files=psutil.Process().num_fds(),
+            open_files=_open_files(),
             n_ranks=local_ranks() or 1,
         ),
         batches=(each,) * n_alike,
@@ -136,20 +141,27 @@ def _change(
     )
 
 
+def _open_files() -> int:
+    """Of this process; where the system counts handles instead no limit is known either."""
+    process: Any = psutil.Process()
+    return process.num_fds() if hasattr(process, "num_fds") else OTHER_DESCRIPTORS
+
+
 def loader_settings(loader: DataLoader[Any]) -> Settings:
     """The loader's own settings; worker-only axes are unset at 0 workers."""
-    workers = loader.num_workers
+    workers, queue = int(loader.num_workers), loader.prefetch_factor
+    in_order = getattr(loader, "in_order", None)
     method: StartMethod | None = None
     if workers:
         context = loader.multiprocessing_context
         name = context.get_start_method() if context is not None else default_start_method()
         method = name if name in ("fork", "spawn", "forkserver") else None  # type: ignore[assignment]
-    return Settings(
+    return Settings(  # torch takes 1 for True, and any library's numbers
         num_workers=workers,
-        prefetch_factor=loader.prefetch_factor if workers else None,
-        persistent_workers=loader.persistent_workers if workers else None,
+        prefetch_factor=int(queue) if workers and queue is not None else None,
+        persistent_workers=bool(loader.persistent_workers) if workers else None,
         pin_memory=bool(loader.pin_memory),
-        in_order=getattr(loader, "in_order", None) if workers else None,
+        in_order=bool(in_order) if workers and in_order is not None else None,
         start_method=method,
     )
 
@@ -166,9 +178,10 @@ def start_method_of(effective: Settings) -> str:
 
 
 def _pickled(loader: DataLoader[Any]) -> TrialPickle:
-    if loader not in _pickles:
-        _pickles[loader] = pickled_parts(loader)
-    return _pickles[loader]
+    found = _pickles.get(loader)
+    if found is None:
+        found = _pickles[loader] = pickled_parts(loader)
+    return found
 
 
 def _copied(loader: DataLoader[Any]) -> tuple[ContainerRecord, ...]:
@@ -177,12 +190,14 @@ def _copied(loader: DataLoader[Any]) -> tuple[ContainerRecord, ...]:
     Asked where there are more workers than the loop has: with as many or fewer, what the loop's own
     copy is given back when they go.
     """
-    if loader not in _containers:
+    found = _containers.get(loader)
+    if found is None:
         try:
-            _containers[loader] = containers(loader.dataset)
+            found = containers(loader.dataset)
         except Exception:  # foreign attributes: nothing is known, as with none
-            _containers[loader] = ()
-    return _containers[loader]
+            found = ()
+        _containers[loader] = found
+    return found
 
 
 # Lines of the script that a guard would hold, as shown; the rest is "…".

@@ -89,9 +89,17 @@ def peek_launch_config() -> LaunchConfig | None:
 def encoded(message: FromRun | ToRun) -> bytes:
     """As it is sent. What is no text, as names of files need not be, has "?" in its place."""
     try:
-        return msgspec.json.encode(message)
+        return msgspec.json.encode(message, enc_hook=_as_plain)
     except UnicodeEncodeError:
-        return msgspec.json.encode(_as_text(msgspec.to_builtins(message)))
+        return msgspec.json.encode(_as_text(msgspec.to_builtins(message, enc_hook=_as_plain)))
+
+
+def _as_plain(value: Any) -> Any:
+    """A number of NumPy's or torch's that was taken from the user's objects, as Python's own."""
+    try:
+        return value.item()
+    except (AttributeError, ValueError, RuntimeError):  # a class of its own, or many numbers
+        raise TypeError(f"{type(value).__name__} can't be sent") from None
 
 
 def _as_text(value: Any) -> Any:

@@ -221,7 +221,8 @@ class Sums(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     # Steps that hold the start of an epoch: iterator made, workers started, first batch.
     n_starts: int = 0
     starts_ns: int = 0
-    # From the fetch that found the epoch over to the next epoch's first.
+    # From the fetch that found the epoch over to the next epoch's first, or from one that got an
+    # error to the next.
     n_gaps: int = 0
     gaps_ns: int = 0
     # Steps beside which the loop read other loaders or saved something.

@@ -15,6 +15,7 @@ CLOCK_MONOTONIC nanoseconds (`time.perf_counter_ns`), the clock that processes s
 from __future__ import annotations
 
 import json
+import operator
 import os
 import sys
 import threading
@@ -88,6 +89,14 @@ def assert_shared_clock() -> None:
         )
 
 
+def _number(value: Any) -> int | None:
+    """NumPy's and torch's as Python's own: a loader's arguments may be any; None of all else."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
 class RecordWriter:
     """Appends records to this process's own file. Threads of the process may share it.
 
@@ -118,7 +127,8 @@ class RecordWriter:
         self._pending.append(HEADER.pack(kind, len(payload)) + payload)
 
     def add_json(self, kind: Kind, value: Any) -> None:
-        self.add(kind, json.dumps(value, separators=(",", ":")).encode())
+        text = json.dumps(value, separators=(",", ":"), default=_number)
+        self.add(kind, text.encode())
 
     def flush_if_due(self, now_ns: int) -> None:
         """Writes when enough has gathered or enough time has passed."""

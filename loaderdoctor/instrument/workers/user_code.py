@@ -9,6 +9,7 @@ before the next sample.
 from __future__ import annotations
 
 import functools
+import os
 import sysconfig
 import time
 from collections.abc import Iterator
@@ -162,10 +163,11 @@ def _distinct(names: list[str]) -> list[str]:
 
 
 MAX_FRAMES: Final = 200
-_STDLIB: Final = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
-_TORCH: Final = str(Path(torch.__file__).parent)
-_OURS: Final = str(Path(loaderdoctor.__file__).parent)
-_RECIPES: Final = str(Path(_OURS) / "_recipes")  # shipped with us, but a user's code in kind
+# Folders end with the separator: torchvision is not torch's.
+_STDLIB: Final = tuple({sysconfig.get_path(x) + os.sep for x in ("stdlib", "platstdlib")})
+_TORCH: Final = str(Path(torch.__file__).parent) + os.sep
+_OURS: Final = str(Path(loaderdoctor.__file__).parent) + os.sep
+_RECIPES: Final = _OURS + "_recipes" + os.sep  # shipped with us, but a user's code in kind
 _WORKER_LOOP: Final = str(Path(_TORCH) / "utils/data/_utils/worker.py")
 _FETCHING: Final = (
     str(Path(_TORCH) / "utils/data/_utils/fetch.py"),

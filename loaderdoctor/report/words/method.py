@@ -62,8 +62,8 @@ def method_sentences(facts: Facts, trials: Sequence[Trial] = ()) -> Iterator[str
             )
     if step is not None and step.gpu_peak_allocated_bytes is not None:
         yield (
-            "GPU memory: peaks of torch's allocator in the first window, before anything was "
-            "substituted."
+            "GPU memory: peaks of torch's allocator in the first window (of a run recorded to its "
+            "end: up to that window's end), before anything was substituted."
         )
     if facts.profiler_overhead is not None:
         yield (

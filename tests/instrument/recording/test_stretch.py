@@ -32,6 +32,17 @@ def test_a_gap_counts_as_no_step() -> None:
     assert steps.number.tolist() == [9, 9, 10]
 
 
+def test_a_mark_whose_fetch_fails_begins_no_step() -> None:
+    marks = StepMarks()
+    for now in range(4):
+        marks.add(now)
+        if now == 1:
+            marks.failed()
+    steps = steps_of(*marks.take(), [], n_steps=10)
+    assert steps.flags.tolist() == [0, GAP, 0]
+    assert marks.left == 0  # somebody has to look
+
+
 def test_sums_hold_all_the_time_once() -> None:
     rng = np.random.default_rng(0)
     at = [0, *np.cumsum(rng.integers(1 * MS, 9 * MS, size=200)).tolist()]

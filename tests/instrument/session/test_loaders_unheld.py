@@ -161,3 +161,33 @@ def test_where_a_loader_is_built_and_read_its_files_are_known() -> None:
     state.loop = "engine.py:12"
     assert "engine.py" in registry.files()
     assert all(name == "engine.py" or Path(name).is_absolute() for name in registry.files())
+
+
+class ByValue(DataLoader[Any]):
+    """Compares by value, as a dataclass does, and so has no hash."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ByValue)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_a_loader_without_a_hash_is_watched_and_tried_as_any_other() -> None:
+    trainer = Trainer()
+
+    def loop() -> None:
+        one, other = ByValue(Numbers(16), 2, num_workers=1), ByValue(Numbers(8), 4)
+        for _ in range(16):
+            for x, _ in one:
+                trainer.step(x)
+            for _ in other:
+                pass
+
+    watched = watch(
+        loop,
+        WindowRequest(id=1, mode="plain", n_steps=8),
+        WindowRequest(id=2, mode="trial", n_steps=8, settings=Settings(num_workers=2)),
+        WindowRequest(id=3, mode="trial", n_steps=8, settings=Settings(threads=2, num_workers=0)),
+    )
+    assert [(w.status, w.reason) for w in watched.windows] == [("ok", None)] * 3
+    assert [(x.n_samples, x.role) for x in watched.ended.loaders] == [(16, "train"), (8, "other")]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import time
 
 import pytest
 import torch
 from torch import nn
 
+from loaderdoctor.instrument.session import passes as passes_module
 from loaderdoctor.instrument.session import roles
+from loaderdoctor.instrument.system import living
 from loaderdoctor.instrument.wire.protocol import Observed, TrainingBegan
 from loaderdoctor.instrument.wire.records import PassRecord
 from tests.instrument.watched import Trainer, Watched, loader_of, request, watch
@@ -213,3 +216,24 @@ def test_a_pass_without_gradients_over_the_training_loader_is_no_part_of_its_ste
     (window,) = watch(loop, request(1, "plain", n_steps=40)).windows
     assert window.n_steps == 40
     assert min(window.host_step_ns) > 3_500_000
+
+
+def test_a_loop_that_makes_an_iterator_for_each_batch_is_kept_as_sums() -> None:
+    train, val = loader_of(4), loader_of(6)
+    kept: list[int] = []
+
+    def loop() -> None:
+        gc.collect()
+        before = len(living(passes_module._Pass))
+        for _ in range(60):
+            next(iter(train))
+            with torch.no_grad():
+                for x, _y in val:
+                    x.mean().item()
+            kept.append(len(living(passes_module._Pass)) - before)
+
+    ended = watch(loop).ended
+    told = [(x.n_passes, x.n_batches, x.without_grad) for x in ended.before_training]
+    assert told == [(60, 60, False), (60, 360, True)]
+    assert all(x.took_s for x in ended.before_training)
+    assert set(kept) == {2}  # the latest over each loader

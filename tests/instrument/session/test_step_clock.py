@@ -238,3 +238,48 @@ def test_steps_counted_the_short_way_are_those_counted_in_full(seed: int) -> Non
                 clock.crossed()
     assert clocks[0].finish() == clocks[1].finish()
     assert clocks[0].n_marks_since_step == clocks[1].n_marks_since_step
+
+
+def test_an_entry_that_gets_an_error_begins_no_step() -> None:
+    clock = StepClock(None)
+    clock.start(0, fresh=False)
+    clock.mark(10)
+    clock.mark(20)
+    clock.failed()
+    assert clock.outside
+    assert not clock.mark(27)  # begins no span in a trace: the one that failed goes on
+    assert clock.mark(37)
+    assert clock.n_steps == 3
+    assert clock.finish().host_ns == (10, 10, 10)
+
+
+def test_an_epoch_whose_first_batch_fails_begins_with_the_next() -> None:
+    clock = StepClock(None)
+    clock.start(0, fresh=False)
+    clock.mark(10)
+    clock.mark(20)
+    clock.exhausted(3)
+    clock.created(7)
+    clock.mark(1007)
+    clock.failed()
+    clock.mark(1050)
+    clock.mark(1060)
+    times = clock.finish()
+    assert times.host_ns == (10, 10, 10 + 3 + 7)
+    assert times.boundary_steps == (2,)
+
+
+@pytest.mark.parametrize("every", [3, EVENT_EVERY - 1, EVENT_EVERY, 20])
+def test_errors_take_no_time_of_the_device_from_the_steps_around_them(every: int) -> None:
+    device = FakeDevice()
+    clock = StepClock(device)
+    clock.start(0, fresh=False)
+    for i in range(1, 6 * every):
+        device.now += 70 if i % every == 1 and i > 1 else 10  # of the fetch that failed before
+        clock.mark(device.now, edge=False)
+        if i % every == 0:
+            clock.failed()
+    times = clock.finish()
+    assert times.device_ns is not None
+    assert set(times.device_ns) == set(times.host_ns) == {10}
+    assert len(times.host_ns) >= 4 * (every - 1)

@@ -216,6 +216,14 @@ def test_quick_steps_are_told_as_others_are(
         assert n_of_quick < 0.6 * n_whole
 
 
+def test_batches_that_can_not_be_made_are_no_steps(tmp_path: Path) -> None:
+    (n_steps, _), (n_of_beat, n_starts, n_gaps, _), *_ = told(failing, tmp_path)[-1]
+    assert n_steps == 3 * (N - 1)
+    assert n_gaps == 3
+    assert n_of_beat > 2 * N
+    assert n_starts == 2
+
+
 def test_what_lies_outside_is_told_from_where_the_step_before_it_ended(tmp_path: Path) -> None:
     """Not from the last step before a loader that began late."""
     account: list[Any] = []

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from loaderdoctor.instrument import system
 from loaderdoctor.instrument.system import SOON_BESIDE_ANY_S, SOON_S, ask_as_usual, ask_soon
 
 THEIRS_S = 0.004
@@ -35,6 +36,13 @@ def test_it_is_short_while_one_thread_is_looked_at_and_the_scripts_own_afterward
     ask_as_usual()
     ask_as_usual()
     assert sys.getswitchinterval() == pytest.approx(THEIRS_S)
+
+
+def test_it_is_short_also_where_no_process_is_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(system, "_forgets_in_children", False)
+    monkeypatch.delattr(os, "register_at_fork")  # as on Windows
+    assert ask_soon()
+    assert is_soon()
 
 
 def test_beside_threads_of_the_script_it_stays_theirs() -> None:

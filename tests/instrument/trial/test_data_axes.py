@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Sampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    RandomSampler,
+    Sampler,
+    TensorDataset,
+    default_collate,
+)
 
 from loaderdoctor.instrument.dataset import cached
 from loaderdoctor.instrument.trial.data_axes import release
@@ -27,8 +35,9 @@ from tests.instrument.axis_cases import (
     plainly,
     taken,
 )
+from tests.instrument.on_meta import META
 from tests.instrument.opening import reason
-from tests.instrument.trial_cases import Squares
+from tests.instrument.trial_cases import Squares, moved
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
@@ -151,6 +160,48 @@ def test_what_is_made_of_a_dataset_needs_no_hash_of_it(dataset: Any) -> None:
     for settings in (Settings(), Settings(cache=True), Settings(portion=1.0)):
         assert digests(taken(loader, settings, 4)) == expected * 2
     release(loader)
+
+
+@dataclass
+class Collator:
+    """As those of transformers: a dataclass, which has no hash."""
+
+    turned: bool = False
+
+    def __call__(self, samples: list[Any]) -> Any:
+        return default_collate(samples[::-1] if self.turned else samples)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Settings(threads=2),
+        Settings(packed=True),
+        Settings(batched=True),
+        Settings(cache=True, batched=True),
+        Settings(uint8=True),
+    ],
+    ids=Settings.label,
+)
+def test_what_is_made_for_a_collate_function_needs_no_hash_of_it(settings: Settings) -> None:
+    rows = TensorDataset(torch.rand(16, 3), torch.arange(16))
+    loader = DataLoader(Pictures(16) if settings.uint8 else rows, 4, collate_fn=Collator())
+    shape = (4, 3, 20, 20) if settings.uint8 else (4, 3)
+    more = {"device": META, "transfers": (moved("0", shape, "float32"),)}
+    for _ in range(2):
+        if settings.packed or settings.uint8:  # what they give lies on the device
+            taken(loader, settings, 4, **more)
+        else:
+            assert digests(taken(loader, settings, 4)) == plainly(loader, 4)
+    release(loader)
+
+
+def test_of_collate_functions_that_have_no_hash_each_is_looked_at() -> None:
+    data = TensorDataset(torch.rand(16, 3))
+    for _ in range(2):
+        taken(DataLoader(data, 4, collate_fn=Collator()), Settings(batched=True), 4)
+        turned = DataLoader(data, 4, collate_fn=Collator(turned=True))
+        assert "not looked up" in reason(turned, Settings(batched=True))
 
 
 def test_only_the_part_in_use_is_cached() -> None:

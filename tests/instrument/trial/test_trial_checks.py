@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from torch.utils.data import (
@@ -65,6 +66,13 @@ def test_data_that_comes_once_is_never_opened_again() -> None:
     assert "position" in reason(DataLoader(Squares(), sampler=Resuming()), Settings(num_workers=1))
     spent = iter(range(32))
     assert "iterator" in reason(DataLoader(Squares(), sampler=spent), Settings())
+
+
+def test_a_trial_is_checked_also_where_open_files_are_not_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(psutil.Process, "num_fds")  # as on Windows
+    opened(DataLoader(Squares(), batch_size=2), Settings()).close()
 
 
 def test_more_workers_never_repeat_an_unsharded_dataset() -> None:

@@ -63,7 +63,7 @@ def main() -> NoReturn:
             raise KeyboardInterrupt
         sys.exit(end.code)
     outlive_terminal_reads()
-    die_with_parent(parent)
+    die_with_parent(parent, by_thread=launch_config.by_thread)
     session = _session(Channel.open(launch_config), launch_config)
     Hooks(session).watch()
     stdin = StdinWatch()

@@ -44,6 +44,7 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
     patient: bool = True  # wait for training to begin
     follow_s: float | None = None  # see Session
     group: bool = False  # one of several ranks: RANK and WORLD_SIZE say which
+    by_thread: bool = False  # the script started it, in a thread that may end before it
     host: str = ""  # where the command runs
     watch: bool = False  # record the whole run, change nothing; see `recording`
     sums_dir: str = ""  # `watch`: of sums that workers keep; each process has its own below it

@@ -92,6 +92,16 @@ def test_a_module_sees_what_it_would_see_under_plain_python(
         "import atexit; atexit.register(print, 'at exit'); raise SystemExit",
         "import threading, time\n"
         "threading.Thread(target=lambda: (time.sleep(.2), print('thread'))).start()",
+        "import multiprocessing, threading, time\n"
+        "if __name__ == '__main__':\n"
+        "    for method in ('fork', 'forkserver'):\n"
+        "        process = multiprocessing.get_context(method).Process(\n"
+        "            target=time.sleep, args=(.5,)\n"
+        "        )\n"
+        "        thread = threading.Thread(target=process.start)\n"
+        "        [(one.start(), one.join()) for one in (thread,)]\n"
+        "        process.join()\n"
+        "        print(method, process.exitcode)",
     ],
 )
 def test_a_script_ends_as_under_plain_python(

@@ -34,7 +34,8 @@ from loaderdoctor.errors import TrialRefused
 from loaderdoctor.hazards import Change, FeedBatch, Room, container_words, hazard
 from loaderdoctor.instrument.dataset import one_pass_reason, shards_itself
 from loaderdoctor.instrument.dataset.containers import containers, open_handles
-from loaderdoctor.instrument.dataset.safety import TrialPickle, pickled_parts
+from loaderdoctor.instrument.dataset.pickling import TrialPickle
+from loaderdoctor.instrument.dataset.safety import pickled_parts
 from loaderdoctor.instrument.system.machine import (
     available_bytes,
     local_ranks,

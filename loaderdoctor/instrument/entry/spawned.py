@@ -248,13 +248,14 @@ class RankLink:
     on unwatched.
     """
 
-    n_above = 2  # the script, and the command that started it
-
     def __init__(
         self, launch_config: LaunchConfig, folder: str, spawned_as: tuple[int, int] | None
     ) -> None:
         self.launch_config = launch_config
         self.lost = False
+        # The script, and the command that started it; the script is at the top where it took the
+        # command's place.
+        self.n_above = 2 - launch_config.watch
         self.run_dir = Path(launch_config.run_dir) / folder
         self._spawned_as = spawned_as
         self._channel: Channel | None = None

@@ -90,6 +90,11 @@ def test_a_module_sees_what_it_would_see_under_plain_python(
         "import os; print('last', flush=True); os._exit(7)",
         "def f(:\n    pass",
         "import atexit; atexit.register(print, 'at exit'); raise SystemExit",
+        "import atexit, sys\n"
+        "last = lambda: [repr(getattr(sys, f'last_{x}', 0)) for x in ('type', 'value', 'exc')]\n"
+        "atexit.register(lambda: print(last(), sys.last_traceback.tb_lineno))\n"
+        "{}['x']",
+        "n: int = 1\nprint(__annotations__)",
         "import threading, time\n"
         "threading.Thread(target=lambda: (time.sleep(.2), print('thread'))).start()",
         "import multiprocessing, threading, time\n"

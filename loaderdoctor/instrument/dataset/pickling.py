@@ -7,7 +7,6 @@ close a file. Where the script starts no such worker, it is not called.
 
 from __future__ import annotations
 
-import functools
 import io
 import pickle
 import time
@@ -75,7 +74,8 @@ class _CountingPickler(ForkingPickler):
 
     def __init__(self, sink: _Sink, *, calls_own: bool = True) -> None:
         super().__init__(sink, pickle.HIGHEST_PROTOCOL)
-        self._calls_own = calls_own
+        # Classes, by id, whose objects are pickled without the script's own code; None: any may be.
+        self._foreign: set[int] | None = None if calls_own else set()
         self.content_bytes = 0
         self.shared_bytes = 0
         self.cuda_tensors = False
@@ -91,15 +91,16 @@ class _CountingPickler(ForkingPickler):
         if isinstance(obj, np.ndarray) and obj.dtype != np.dtype(object):
             self.content_bytes += obj.nbytes
             return int, ()
-        if not self._calls_own and _pickles_itself(type(obj)):
-            raise _OwnCode(type(obj).__name__)
+        if self._foreign is not None and id(type(obj)) not in self._foreign:
+            if _pickles_itself(type(obj)):
+                raise _OwnCode(type(obj).__name__)
+            self._foreign.add(id(type(obj)))
         return NotImplemented
 
 
 _HOOKS = ("__getstate__", "__reduce__", "__reduce_ex__", "__getnewargs__", "__getnewargs_ex__")
 
 
-@functools.lru_cache(maxsize=1024)
 def _pickles_itself(kind: type) -> bool:
     """Whether code of the script's own says how its objects are pickled."""
     found = [vars(base).get(name) for base in kind.__mro__ for name in _HOOKS]

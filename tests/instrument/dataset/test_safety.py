@@ -78,9 +78,9 @@ class Closing(Holding):
 def test_the_scripts_own_code_is_not_called_where_it_would_not_run(tmp_path: Path) -> None:
     path = tmp_path / "data"
     path.touch()
-    for dataset in (Closing, lambda held: Holding(Closing(held))):
+    for within in (False, True):
         with path.open() as file:
-            made: Any = dataset(file)
+            made: Dataset[int] = Holding(Closing(file)) if within else Closing(file)
             found = safety(DataLoader(made), calls_own=False)
             assert not file.closed
             assert found.pickles is None

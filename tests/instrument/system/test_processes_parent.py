@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
 import psutil
@@ -23,10 +24,10 @@ pytestmark = [
 STARTS = "from tests.instrument.system.test_processes_parent import starts; starts({!r}, {!r})"
 
 
-def waits(parent: int, by_thread: bool) -> None:
+def waits(parent: int, by_thread: bool, told: Connection) -> None:
     """For ever."""
     die_with_parent(parent, by_thread=by_thread)
-    print(os.getpid(), flush=True)
+    told.send(os.getpid())
     while True:
         signal.pause()
 
@@ -35,15 +36,18 @@ def starts(method: str, where: str) -> None:
     """Start a child, say so when the thread that started it is over, and wait."""
     context = multiprocessing.get_context(method)
     in_thread = where == "thread"
-    child: BaseProcess = context.Process(target=waits, args=(os.getpid(), in_thread))  # type: ignore[attr-defined]
+    told, tells = context.Pipe(duplex=False)
+    child: BaseProcess = context.Process(target=waits, args=(os.getpid(), in_thread, tells))  # type: ignore[attr-defined]
     if in_thread:
         thread = threading.Thread(target=child.start)
         thread.start()
         thread.join()
     else:
         child.start()
-    child.join(0.8)
-    print("lives" if child.exitcode is None else f"exit {child.exitcode}", flush=True)
+    tells.close()
+    pid = told.recv()
+    child.join(0.5)
+    print(pid, child.exitcode, flush=True)
     signal.pause()
 
 
@@ -56,8 +60,9 @@ def test_a_child_lives_as_long_as_its_parent(method: str, where: str) -> None:
     )
     try:
         assert parent.stdout is not None
-        child = psutil.Process(int(parent.stdout.readline()))
-        assert parent.stdout.readline() == "lives\n"
+        pid, exit_code = parent.stdout.readline().split()
+        assert exit_code == "None"
+        child = psutil.Process(int(pid))
     finally:
         parent.kill()
         parent.wait()

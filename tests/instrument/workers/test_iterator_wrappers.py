@@ -27,7 +27,7 @@ def records(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.usefixtures("records")
 def test_an_iterator_is_looked_for_while_others_open_theirs() -> None:
-    loader = DataLoader([0, 1])  # type: ignore[arg-type]  # a list is a dataset
+    loader: DataLoader[int] = DataLoader([0, 1])  # type: ignore[arg-type]  # a list is a dataset
     end_s = time.monotonic() + 0.5
 
     def opens() -> None:

@@ -16,10 +16,11 @@ FORBIDDEN_CALLS = {"eval", "exec", "__import__", "compile"}
 # Each with the reason for which it is none of that.
 ALLOWED = {
     ("trace/parts.py", "pickle"): "rows from our own forked process, over an anonymous pipe",
+    ("instrument/dataset/pickling.py", "pickle"): "the user's own objects, to nowhere",
     (
         "instrument/dataset/safety.py",
         "pickle",
-    ): "the user's own objects, to nowhere or from memory of this process to it",
+    ): "the user's own objects, from memory of this process to it",
     ("advice/writing.py", "compile"): "whether advice compiles in the script; it is not run",
     ("advice/patch.py", "compile"): "the same",
     ("proving/edits.py", "compile"): "the same, of changes together",

@@ -20,9 +20,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from multiprocessing import context as mp_context
-from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
@@ -35,12 +32,16 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.dataset import one_pass_reason, put_back, shards_itself
 from loaderdoctor.instrument.dataset.containers import open_handles
+from loaderdoctor.instrument.dataset.pickling import TrialPickle, trial_pickle
 from loaderdoctor.instrument.wire.records import SafetyRecord
 
 
-def safety(loader: DataLoader[Any]) -> SafetyRecord:
-    """Everything checked about one loader, in about two seconds at most."""
-    parts = pickled_parts(loader)
+def safety(loader: DataLoader[Any], *, calls_own: bool = True) -> SafetyRecord:
+    """Everything checked about one loader, in about two seconds at most.
+
+    `calls_own`: code of the script's own that has a say in pickling is called.
+    """
+    parts = pickled_parts(loader, calls_own=calls_own)
     reason = one_pass_reason(loader)
     unsharded: bool | None = False
     if isinstance(loader.dataset, IterableDataset):
@@ -58,124 +59,10 @@ def safety(loader: DataLoader[Any]) -> SafetyRecord:
     )
 
 
-def pickled_parts(loader: DataLoader[Any]) -> TrialPickle:
+def pickled_parts(loader: DataLoader[Any], *, calls_own: bool = True) -> TrialPickle:
     """Whether what a spawned worker needs can be pickled, and how large that is."""
-    return trial_pickle((loader.dataset, loader.collate_fn, loader.worker_init_fn))
-
-
-# Whether objects reach a spawned worker: pickled to nowhere, within a time and a size.
-#
-# Tensors and arrays are counted, not copied; so a dataset of many gigabytes costs nothing.
-
-# A dataset that takes longer to pickle is started by no sane spawn; beyond, nothing is known.
-LIMIT_S = 2.0
-
-
-# Python objects pickle at some 100 MB/s; what tensors and arrays hold is not counted here.
-LIMIT_BYTES = 256 * 2**20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialPickle:
-    """What pickling would do. `pickles` None: not known, a limit was reached; `error` says so."""
-
-    pickles: bool | None
-    error: str | None
-    shared_bytes: int  # CPU tensors, which spawn moves into /dev/shm, once for all workers
-    n_bytes: int  # what each spawned worker would hold; up to the limit where that was reached
-    cuda_tensors: bool
-
-
-class _TooMuch(Exception):  # noqa: N818  # no error: the end of patience
-    """A limit is reached."""
-
-
-class _Sink(io.RawIOBase):
-    """Counts what is written and forgets it."""
-
-    def __init__(self, limit_s: float, limit_bytes: int) -> None:
-        self.n_bytes = 0
-        self._deadline = time.monotonic() + limit_s
-        self._limit_bytes = limit_bytes
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        size = memoryview(data).nbytes
-        self.n_bytes += size
-        if self.n_bytes > self._limit_bytes or time.monotonic() > self._deadline:
-            raise _TooMuch
-        return size
-
-
-class _CountingPickler(ForkingPickler):
-    """What multiprocessing uses to start a process, but for the content of tensors and arrays."""
-
-    def __init__(self, sink: _Sink) -> None:
-        super().__init__(sink, pickle.HIGHEST_PROTOCOL)
-        self.content_bytes = 0
-        self.shared_bytes = 0
-        self.cuda_tensors = False
-
-    def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, torch.Tensor):
-            self.cuda_tensors = self.cuda_tensors or obj.device.type == "cuda"
-            if obj.requires_grad and not obj.is_leaf:
-                raise pickle.PicklingError("a tensor with a gradient history can't be pickled")
-            if obj.device.type == "cpu" and not obj.is_shared():  # type: ignore[no-untyped-call]
-                self.shared_bytes += obj.numel() * obj.element_size()
-            return int, ()
-        if isinstance(obj, np.ndarray) and obj.dtype != np.dtype(object):
-            self.content_bytes += obj.nbytes
-            return int, ()
-        return NotImplemented
-
-
-class _NoProcess:
-    """Stands in for the process being started: locks and pipes pickle only then."""
-
-    def duplicate_for_child(self, fd: int) -> int:
-        return fd
-
-    def DupFd(self, fd: int) -> int:  # noqa: N802  # multiprocessing's name
-        return fd
-
-
-def trial_pickle(
-    objects: Any, *, limit_s: float = LIMIT_S, limit_bytes: int = LIMIT_BYTES
-) -> TrialPickle:
-    """Pickle to nowhere, as `Process.start` under spawn would."""
-    sink = _Sink(limit_s, limit_bytes)
-    pickler = _CountingPickler(sink)
-    pickles: bool | None = True
-    error: str | None = None
-    try:
-        with _as_if_spawning():
-            pickler.dump(objects)
-    except _TooMuch:
-        pickles = None
-        error = f"not known: stopped after {limit_s:g} s or {limit_bytes // 2**20} MiB of objects"
-    except Exception as failure:  # the user's own __reduce__ or __getstate__ may raise anything
-        pickles = False
-        error = f"{type(failure).__name__}: {failure}"
-    return TrialPickle(
-        pickles=pickles,
-        error=error,
-        shared_bytes=pickler.shared_bytes,
-        n_bytes=sink.n_bytes + pickler.content_bytes,
-        cuda_tensors=pickler.cuda_tensors,
-    )
-
-
-@contextmanager
-def _as_if_spawning() -> Iterator[None]:
-    before = mp_context.get_spawning_popen()
-    mp_context.set_spawning_popen(_NoProcess())  # type: ignore[arg-type]  # all that is asked of it
-    try:
-        yield
-    finally:
-        mp_context.set_spawning_popen(before)
+    parts = (loader.dataset, loader.collate_fn, loader.worker_init_fn)
+    return trial_pickle(parts, calls_own=calls_own)
 
 
 # Larger tensors, arrays and bytes are not copied: samples are looked up in them.

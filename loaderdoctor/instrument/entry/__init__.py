@@ -166,8 +166,9 @@ def _new_main(
         __package__=package,
         __cached__=None if spec is None else spec.cached,
         __builtins__=builtins,
-        __annotations__={},
     )
+    if sys.version_info < (3, 14):  # from there on they are made when they are asked for
+        module.__annotations__ = {}
     sys.modules["__main__"] = module
     # multiprocessing, which we had to import before, made this alias at its import: what spawned
     # workers send back is of classes of `__mp_main__`.
@@ -181,6 +182,10 @@ def report_exception(error: BaseException, code: int) -> int:
     The exit code: `code`, or that of a hook which exits.
     """
     strip_frames(error)
+    sys.last_type, sys.last_value = type(error), error
+    sys.last_traceback = error.__traceback__
+    if sys.version_info >= (3, 12):
+        sys.last_exc = error
     try:
         sys.excepthook(type(error), error, error.__traceback__)
     except SystemExit as left:

@@ -18,6 +18,7 @@ import io
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -45,7 +46,6 @@ from loaderdoctor.instrument.system.processes import (
 from loaderdoctor.instrument.wire.channel import Channel, LaunchConfig, take_launch_config
 
 _FD = 0
-POLL_S = 0.2
 INTERRUPTED = ScriptEnd("interrupted", EXIT_INTERRUPTED)
 
 
@@ -63,7 +63,7 @@ def main() -> NoReturn:
             raise KeyboardInterrupt
         sys.exit(end.code)
     outlive_terminal_reads()
-    die_with_parent(parent)
+    die_with_parent(parent, by_thread=launch_config.by_thread)
     session = _session(Channel.open(launch_config), launch_config)
     Hooks(session).watch()
     stdin = StdinWatch()
@@ -116,11 +116,9 @@ def _recorded(launch_config: LaunchConfig) -> ScriptEnd:
         Spawner(launch_config).watch()
     disable_in_forks(session)
     end = run_target(launch_config)
-    with held() as came:  # whoever asks for the end now does not wait for threads, or the report
-        for thread in threading.enumerate():  # as the interpreter waits for them, before handlers
-            own = thread is threading.main_thread() or thread.daemon
-            while not own and not came and thread.is_alive():
-                thread.join(POLL_S)
+    interrupts = _wait_for_threads()
+    with held() as came:  # whoever asks for the end now does not wait for the report
+        came.extend(interrupts)
         end = INTERRUPTED if came else end
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
@@ -128,6 +126,22 @@ def _recorded(launch_config: LaunchConfig) -> ScriptEnd:
         session.script_over(end.how, end.code, end.reason)
         passed = verdict(channel, launch_config, came) if launch_config.waits else 0
     return INTERRUPTED if came else end._replace(code=end.code or passed)
+
+
+def _wait_for_threads() -> list[KeyboardInterrupt]:
+    """The interpreter's own wait for the script's threads, and what ended it before they did.
+
+    Before it joins them it lets those of executors go, and those that wait for the main thread.
+    Only its own function can say that the main thread has ended; called again it does nothing.
+    """
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+    except KeyboardInterrupt as interrupt:
+        threading._shutdown = lambda: None  # type: ignore[attr-defined]  # nor is it waited again
+        return [interrupt]
+    except Exception:  # of what a library has called there: the interpreter tells it, and goes on
+        traceback.print_exc()
+    return []
 
 
 def _run(launch_config: LaunchConfig, session: Session) -> int:

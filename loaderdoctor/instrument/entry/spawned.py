@@ -132,6 +132,7 @@ class Spawner:
             script = _script_in(args, self._launch_config) if plain else None
             if script is not None and place(env) is not None and self._listens():
                 args, launch_config = script
+                launch_config = msgspec.structs.replace(launch_config, by_thread=_in_thread())
                 options["env"] = {**env, CHANNEL_VARIABLE: encode_launch_config(launch_config)}
             init(process, args, *more, **options)
 
@@ -191,7 +192,7 @@ class WatchedTarget:
         self, fn: Callable[..., Any], launch_config: LaunchConfig, n_ranks: int | None = None
     ) -> None:
         self._fn, self._launch_config, self._n_ranks = fn, launch_config, n_ranks
-        self._parent = os.getpid()
+        self._parent, self._by_thread = os.getpid(), _in_thread()
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         if self._n_ranks is None:
@@ -199,8 +200,13 @@ class WatchedTarget:
         else:
             link = RankLink(self._launch_config, f"rank{args[0]}", (args[0], self._n_ranks))
         if not self._launch_config.watch:
-            die_with_parent(self._parent)
+            die_with_parent(self._parent, by_thread=self._by_thread)
         return _watched(link, self._fn, *args, **options)
+
+
+def _in_thread() -> bool:
+    """Whether what is started here may outlive the thread that starts it."""
+    return threading.current_thread() is not threading.main_thread()
 
 
 def _watched(link: RankLink, fn: Callable[..., Any], *args: Any, **options: Any) -> Any:
@@ -242,13 +248,14 @@ class RankLink:
     on unwatched.
     """
 
-    n_above = 2  # the script, and the command that started it
-
     def __init__(
         self, launch_config: LaunchConfig, folder: str, spawned_as: tuple[int, int] | None
     ) -> None:
         self.launch_config = launch_config
         self.lost = False
+        # The script, and the command that started it; the script is at the top where it took the
+        # command's place.
+        self.n_above = 2 - launch_config.watch
         self.run_dir = Path(launch_config.run_dir) / folder
         self._spawned_as = spawned_as
         self._channel: Channel | None = None

@@ -23,7 +23,7 @@ from loaderdoctor.instrument.session.switches import TransferObserver
 from loaderdoctor.instrument.session.windows import Windows
 from loaderdoctor.instrument.system import machine
 from loaderdoctor.instrument.system.memory import allocator, fault_us
-from loaderdoctor.instrument.trial.trial_checks import default_start_method
+from loaderdoctor.instrument.trial.trial_checks import default_start_method, loader_settings
 from loaderdoctor.instrument.wire.protocol import Begin, Observed, Reported, Stop, Told
 from loaderdoctor.instrument.wire.records import ComputeRecord, Environment, TransferRecord
 from loaderdoctor.units import NS_PER_S
@@ -232,7 +232,11 @@ def _check_safety(session: Session) -> None:
             continue
         looks: dict[str, Callable[[DataLoader[Any]], dict[str, Any]]] = {
             "safety-not-checked": lambda own: {
-                "safety": msgspec.structs.replace(safety(own), guard_missing=guard_code()),
+                "safety": msgspec.structs.replace(
+                    # A recorded run calls no code of the script's that would not run without it.
+                    safety(own, calls_own=session.recording is None or _is_pickled(own)),
+                    guard_missing=guard_code(),
+                ),
                 "augmentations": augmentations(own.dataset),
                 "randomness": randomness_of_dataset(own.dataset),
                 "stores": stores(own.dataset),
@@ -247,6 +251,11 @@ def _check_safety(session: Session) -> None:
         for kind, look in looks.items():
             found = _noted(session, kind, partial(look, loader), of=f"{state.id}: ")
             state.record = msgspec.structs.replace(state.record, **(found or {}))
+
+
+def _is_pickled(loader: DataLoader[Any]) -> bool:
+    """Whether the loop itself pickles its dataset: for workers that are not forked."""
+    return loader_settings(loader).start_method not in (None, "fork")
 
 
 # The measuring process's own surroundings, as the report shows them.

@@ -74,11 +74,17 @@ class _Refused:
 
 
 class NoDataLoaderWatch:
-    """Told of each optimizer step until a loader is iterated; the first optimizer's are steps."""
+    """Told of each optimizer step until a loader is iterated; the first optimizer's are steps.
+
+    Of threads that train with one optimizer side by side, the steps are those of the first, for as
+    long as it lives.
+    """
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._key: int | None = None
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()  # while it is decided whose steps are followed
         self._began_ns = 0
         self._steps: Iterator[None] | None = None
         self._captures = False
@@ -88,17 +94,30 @@ class NoDataLoaderWatch:
     def stepped(self, optimizer: Optimizer | None) -> None:
         """An optimizer stepped or, without one, a backward pass ran; no loader feeds it so far."""
         key = None if optimizer is None else id(optimizer)
-        if self._steps is None or (self._key is None and key is not None and not self._captures):
-            self._key = key
-            self._steps = self._watch(optimizer)
+        thread = threading.current_thread()
+        with self._lock:
+            if self._begins(key, thread):
+                self._key, self._thread, self._captures = key, thread, False
+                self._steps = self._watch(optimizer)
+            steps = self._steps
+            if thread is not self._thread or steps is None:
+                return
         self._n_passes += key is None and not self._captures
         if key != self._key:
             return
         try:
-            next(self._steps, None)
+            next(steps, None)
         except Exception:  # ours: the user's run must not fail for it
             self._session.note("internal-error", traceback.format_exc())
             self._session.detach()
+
+    def _begins(self, key: int | None, thread: threading.Thread) -> bool:
+        """Whether steps are followed from here on."""
+        if self._steps is None or self._thread is None:
+            return True
+        if thread is not self._thread and not self._thread.is_alive():
+            return key == self._key
+        return self._key is None and key is not None and not self._captures
 
     def _has_loader(self) -> bool:
         return bool(self._session.registry.states) or self._may_be_iterated()

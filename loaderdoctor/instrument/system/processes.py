@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,17 +50,37 @@ def is_resource_tracker(process: psutil.Process) -> bool:
 
 
 _PR_SET_PDEATHSIG = 1
+PARENT_S = 1.0
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
-def die_with_parent(parent: int) -> None:
-    """Ask Linux for SIGTERM when the parent dies, however it dies; elsewhere do nothing."""
+def die_with_parent(parent: int, *, by_thread: bool = False) -> None:
+    """Get SIGTERM when that process dies, however it dies; on Linux, elsewhere do nothing.
+
+    Linux sends it to children only, and when the thread ends that started them: where that is not
+    the main one (`by_thread`), or a fork server is in between, a thread looks after the parent.
+    """
     if not sys.platform.startswith("linux"):
         return
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != parent:
+    if os.getppid() == parent and not by_thread:
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() != parent:
+            sys.exit(EXIT_INTERRUPTED)
+        return
+    try:
+        process = psutil.Process(parent)
+    except psutil.Error:
         sys.exit(EXIT_INTERRUPTED)
+    threading.Thread(
+        target=_die_behind, args=(process,), name="loaderdoctor-parent", daemon=True
+    ).start()
+
+
+def _die_behind(parent: psutil.Process) -> None:
+    while _alive(parent):
+        time.sleep(PARENT_S)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def outlive_terminal_reads() -> None:

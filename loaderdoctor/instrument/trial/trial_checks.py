@@ -40,7 +40,8 @@ from loaderdoctor.hazards import (
 )
 from loaderdoctor.instrument.dataset import one_pass_reason, shards_itself
 from loaderdoctor.instrument.dataset.containers import containers, open_handles
-from loaderdoctor.instrument.dataset.safety import TrialPickle, pickled_parts
+from loaderdoctor.instrument.dataset.pickling import TrialPickle
+from loaderdoctor.instrument.dataset.safety import pickled_parts
 from loaderdoctor.instrument.system import ByObject
 from loaderdoctor.instrument.system.machine import (
     available_bytes,

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import base64
 import os
+import select
+import socket
+import struct
 import threading
+from collections import deque
 from dataclasses import dataclass, field
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
@@ -13,7 +17,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from loaderdoctor.errors import LoaderdoctorError, UsageError
-from loaderdoctor.instrument.wire.protocol import FromRun, ToRun
+from loaderdoctor.instrument.wire.protocol import Ended, FromRun, ToRun
 
 # Each is taken out of the environment before the user's code can see it.
 CHANNEL_VARIABLE = "LOADERDOCTOR_CHANNEL"
@@ -23,6 +27,10 @@ CHECKED_VARIABLE = "LOADERDOCTOR_CHECKED"
 Address = str | tuple[str, int]
 # Steps whose inputs are kept whole, to say how far they differ where their hashes do.
 N_KEPT = 2
+# A recorded run waits so long for one that listens but does not read, once; and for its last words.
+# Behind that it keeps what is not sent: beats of about an hour. Then it is as if nobody listened.
+PATIENCE_S, LAST_S = 0.2, 5.0
+MAX_UNSENT_BYTES = 4_000_000
 N_DIGEST_BYTES = 8  # of a sample: a million of them are all told apart, but once in 10 million
 
 
@@ -44,6 +52,7 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
     patient: bool = True  # wait for training to begin
     follow_s: float | None = None  # see Session
     group: bool = False  # one of several ranks: RANK and WORLD_SIZE say which
+    by_thread: bool = False  # the script started it, in a thread that may end before it
     host: str = ""  # where the command runs
     watch: bool = False  # record the whole run, change nothing; see `recording`
     sums_dir: str = ""  # `watch`: of sums that workers keep; each process has its own below it
@@ -131,13 +140,80 @@ class Link(Protocol):
         """Processes of this run above this one: the command, and what starts ranks for it."""
 
 
+# For a call alone, so that the connection's own reads wait as before; without SIGPIPE, which a
+# script may have set to end it.
+_AT_ONCE = getattr(socket, "MSG_DONTWAIT", 0) | getattr(socket, "MSG_NOSIGNAL", 0)
+
+
+class Unsent:
+    """Sends messages over a socket as a `Connection` does, and has what it did not take yet.
+
+    `fd`: of a connection, which reads from it and stays its owner.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.messages: deque[bytes] = deque()  # the first perhaps without its beginning
+        self._n_bytes = 0
+        self._socket = socket.socket(fileno=os.dup(fd))
+        self._socket.setblocking(True)  # as the connection's, whatever the script's default is
+        self._stalled = False
+
+    def send(self, message: bytes, patience_s: float | None = None) -> None:
+        """As far as it is taken without standing still for `patience_s`, or PATIENCE_S once.
+
+        Raises OSError where the other end is gone, or has taken nothing for too long.
+        """
+        self.messages.append(struct.pack("!i", len(message)) + message)
+        self._n_bytes += len(self.messages[-1])
+        if patience_s is None:
+            patience_s = 0.0 if self._stalled else PATIENCE_S
+        self.push(patience_s)
+        if self._n_bytes > MAX_UNSENT_BYTES:
+            # So that it does not wait for the rest of a message, once it goes on.
+            self._socket.shutdown(socket.SHUT_RDWR)
+            raise TimeoutError
+
+    def push(self, patience_s: float) -> None:
+        """The same of what is left: one by one, as a short one is taken whole or not at all.
+
+        Of half a message who listens would wait for the rest.
+        """
+        while self.messages:
+            data = self.messages[0]
+            try:
+                n_sent = self._socket.send(data, _AT_ONCE)
+            except BlockingIOError:
+                room = select.poll()
+                room.register(self._socket, select.POLLOUT)
+                if not room.poll(1e3 * patience_s):
+                    self._stalled = True
+                    return
+                continue
+            self._n_bytes -= n_sent
+            if n_sent < len(data):
+                self.messages[0] = data[n_sent:]
+            else:
+                self.messages.popleft()
+        self._stalled = False
+
+    def close(self) -> None:
+        self._socket.close()
+
+    __del__ = close  # with the connection
+
+
 @dataclass(slots=True)
 class Channel:
-    """A connection that carries our messages only; usable from any thread of this process."""
+    """A connection that carries our messages only; usable from any thread of this process.
+
+    Who listens to a recorded run may stand still: its terminal does, or the disk that it writes to.
+    The run goes on, and what is not taken is `kept` for later.
+    """
 
     connection: Connection
     lost: bool = False
     n_above: int = 1  # see `Link`
+    kept: Unsent | None = None  # None: whoever listens is waited for
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @staticmethod
@@ -148,7 +224,11 @@ class Channel:
         # the script starts has the script.
         # A process that is recorded took the command's place: see `entry`.
         n_above = (2 if launch_config.group else 1) - launch_config.watch
-        return Channel(Client(launch_config.address, authkey=key), n_above=n_above)
+        connection = Client(launch_config.address, authkey=key)
+        keeps = launch_config.watch and os.name == "posix"  # elsewhere it is no socket
+        return Channel(
+            connection, n_above=n_above, kept=Unsent(connection.fileno()) if keeps else None
+        )
 
     def send(self, message: FromRun) -> None:
         """Send one message; a lost connection is remembered, not raised."""
@@ -157,12 +237,18 @@ class Channel:
         data = encoded(message)
         try:
             with self._lock:
-                self.connection.send_bytes(data)
+                if self.kept is None:
+                    self.connection.send_bytes(data)
+                else:
+                    self.kept.send(data, LAST_S if isinstance(message, Ended) else None)
         except (OSError, EOFError):
             self.lost = True
 
     def receive(self, timeout_s: float) -> ToRun | None:
         try:
+            if self.kept is not None and self.kept.messages:
+                with self._lock:
+                    self.kept.push(0.0)
             if not self.connection.poll(timeout_s):
                 return None
             data = self.connection.recv_bytes()
@@ -176,6 +262,8 @@ class Channel:
         """Close our copy of the connection in a forked child, so that its end is seen as ours."""
         self.lost = True
         self.connection.close()
+        if self.kept is not None:
+            self.kept.close()
 
 
 class CheckedSamples(msgspec.Struct, frozen=True, kw_only=True):

@@ -76,7 +76,8 @@ _serials = 0
 _serial_lock = threading.Lock()
 _opening = threading.local()
 _inline = threading.local()  # .wrapper: the 0-worker iterator this thread is fetching with
-_iterators: weakref.WeakSet[Any] = weakref.WeakSet()
+# By serial. Threads that pin look through it while others open iterators.
+_iterators: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _patches: list[tuple[Any, str, Any, Any]] = []  # owner, name, what was there, what we put there
 _fork_hook_registered = False
 
@@ -142,8 +143,9 @@ def opening_serial() -> int:
 
 def wrapper_of_queue(queue: Any) -> IteratorWrapper | None:
     """The live iterator whose workers put their batches on this queue."""
-    for iterator in list(_iterators):
-        if vars(iterator).get("_worker_result_queue") is queue:
+    for reference in _iterators.valuerefs():  # made in one go, as nothing else of it is
+        iterator = reference()
+        if iterator is not None and vars(iterator).get("_worker_result_queue") is queue:
             wrapper = vars(iterator).get(WRAPPER_KEY)
             return wrapper if isinstance(wrapper, IteratorWrapper) else None
     return None
@@ -173,7 +175,7 @@ def _opening_iterator(original: Any) -> Any:
         original(self, loader, *args, **kwargs)
         # Only now: opening the sampler may itself have opened another loader.
         _opening.serial = wrapper.serial
-        _iterators.add(self)
+        _iterators[wrapper.serial] = self
         described = {
             "serial": wrapper.serial,
             "created_ns": created_ns,

@@ -32,7 +32,8 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from loaderdoctor.instrument.batches import describe_batch
-from loaderdoctor.instrument.dataset.safety import safety, trial_pickle
+from loaderdoctor.instrument.dataset.pickling import trial_pickle
+from loaderdoctor.instrument.dataset.safety import safety
 from tests.instrument.trial_cases import Sharded, Squares, Unsharded
 
 
@@ -64,6 +65,29 @@ def test_an_ordinary_loader_is_safe() -> None:
 
 
 # ------------------------------------------------------------------ pickling
+
+
+class Closing(Holding):
+    """Its file is closed where it is pickled, and opened again in a worker."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.held.close()
+        return {}
+
+
+def test_the_scripts_own_code_is_not_called_where_it_would_not_run(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.touch()
+    for within in (False, True):
+        with path.open() as file:
+            made: Dataset[int] = Holding(Closing(file)) if within else Closing(file)
+            found = safety(DataLoader(made), calls_own=False)
+            assert not file.closed
+            assert found.pickles is None
+            assert "not known: Closing has code of its own" in (found.pickle_error or "")
+            safety(DataLoader(made))
+            assert file.closed
+    assert safety(DataLoader(Holding()), calls_own=False).pickles
 
 
 @pytest.mark.parametrize(

@@ -90,8 +90,23 @@ def test_a_module_sees_what_it_would_see_under_plain_python(
         "import os; print('last', flush=True); os._exit(7)",
         "def f(:\n    pass",
         "import atexit; atexit.register(print, 'at exit'); raise SystemExit",
+        "import atexit, sys\n"
+        "last = lambda: [repr(getattr(sys, f'last_{x}', 0)) for x in ('type', 'value', 'exc')]\n"
+        "atexit.register(lambda: print(last(), sys.last_traceback.tb_lineno))\n"
+        "{}['x']",
+        "n: int = 1\nprint(__annotations__)",
         "import threading, time\n"
         "threading.Thread(target=lambda: (time.sleep(.2), print('thread'))).start()",
+        "import multiprocessing, threading, time\n"
+        "if __name__ == '__main__':\n"
+        "    for method in ('fork', 'forkserver'):\n"
+        "        process = multiprocessing.get_context(method).Process(\n"
+        "            target=time.sleep, args=(.5,)\n"
+        "        )\n"
+        "        thread = threading.Thread(target=process.start)\n"
+        "        [(one.start(), one.join()) for one in (thread,)]\n"
+        "        process.join()\n"
+        "        print(method, process.exitcode)",
     ],
 )
 def test_a_script_ends_as_under_plain_python(

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from loaderdoctor.instrument.command import bootstrap
+from loaderdoctor.instrument.command import ConnectionListener, bootstrap
 from loaderdoctor.instrument.entry import verdict
 from loaderdoctor.instrument.wire.channel import (
     CHANNEL_VARIABLE,
@@ -29,6 +33,68 @@ def config(*, judged: bool) -> LaunchConfig:
         args=(),
         judged=judged,
     )
+
+
+@contextmanager
+def heard(folder: Path, source: str) -> Iterator[subprocess.Popen[str]]:
+    """A recorded process of this script, which somebody listens to."""
+    (folder / "script.py").write_text(source)
+    listener = ConnectionListener()
+    launch_config = msgspec.structs.replace(
+        config(judged=False),
+        address=listener.address,
+        authkey=base64.b64encode(listener.authkey).decode(),
+        target="script.py",
+        run_dir=str(folder),
+        watch=True,
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", bootstrap("entry.child")],
+        cwd=folder,
+        env={**os.environ, CHANNEL_VARIABLE: encode_launch_config(launch_config)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+        listener.close()
+
+
+def test_threads_that_wait_for_the_scripts_end_are_let_go(tmp_path: Path) -> None:
+    """Of an executor that was left open, and one that joins the main thread."""
+    source = (
+        "import threading\n"
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "def last():\n"
+        "    threading.main_thread().join()\n"
+        "    print('behind it')\n"
+        "ThreadPoolExecutor(1).submit(int).result()\n"
+        "threading.Thread(target=last).start()\n"
+    )
+    with heard(tmp_path, source) as process:
+        assert process.communicate(timeout=60) == ("behind it\n", "")
+    assert process.returncode == 0
+
+
+def test_a_signal_ends_the_wait_for_an_executors_threads(tmp_path: Path) -> None:
+    source = (
+        "import time\n"
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "def work():\n"
+        "    time.sleep(0.5)\n"
+        "    print('works', flush=True)\n"
+        "    time.sleep(600)\n"
+        "ThreadPoolExecutor(1).submit(work)\n"
+    )
+    with heard(tmp_path, source) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "works\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == -signal.SIGINT
 
 
 def test_an_exception_of_a_script_that_nobody_listens_to_has_no_other_before_it(

@@ -391,3 +391,11 @@ def test_a_process_that_is_recorded_to_its_end_never_calls_alone(
     link.send(observed())
     assert said(link) == []
     assert link.lost
+
+
+def test_no_more_than_the_script_is_above_a_rank_of_a_recorded_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It took the command's place; what started it is the user's shell."""
+    found = [called(monkeypatch, tmp_path, watch=watch).n_above for watch in (False, True)]
+    assert found == [2, 1]

@@ -8,7 +8,7 @@ from itertools import takewhile
 
 from loaderdoctor.advice import dataset_snippets, loop_snippets
 from loaderdoctor.advice.assigned import values_of
-from loaderdoctor.advice.built import Built, built, check_built_once, device_at, flat_dict
+from loaderdoctor.advice.built import Built, built, check_built_once, device_of_all, flat_dict
 from loaderdoctor.advice.call_edit import (
     CannotEdit,
     Expression,
@@ -85,11 +85,14 @@ def wrapped_call(
         if loader.batch_size is None:
             raise CannotEdit("what makes its batches is not known")
         text = f"Threads({text}, {settings.threads})"
+    if not (settings.device_decode or settings.packed):
+        return text
+    device = device_of_all(facts, loader, made.source, made.call)
     if settings.device_decode and made.dataset is not None:
         images = made.source.code(made.dataset)
-        text = f"Decoded({text}, {images}.transform, {_device(facts, made, loader)})"
+        text = f"Decoded({text}, {images}.transform, {device})"
     if settings.packed:
-        text = f"OneCopy({text}, {_device(facts, made, loader)})"
+        text = f"OneCopy({text}, {device})"
     return text
 
 
@@ -162,14 +165,6 @@ def _with(text: str, argument: str, source: str) -> str:
         parameters=LOADER_PARAMETERS,
         defaults=LOADER_DEFAULTS,
     )
-
-
-def _device(facts: Facts, made: Built, loader: LoaderRecord) -> str:
-    """Where the loop moves all tensors of its batches. Raises CannotEdit where it is not all."""
-    moved = {transfer.path for transfer in facts.transfers}
-    if not {tensor.path for tensor in loader.batch} <= moved:
-        raise CannotEdit("the loop was not seen to move all tensors of a batch to one device")
-    return device_at(facts, made.source, made.call)
 
 
 def _makes_batches(facts: Facts, dataset: str | None) -> bool:

@@ -284,6 +284,8 @@ def fetched_ahead(batches):
 _COPIED_AHEAD = """\
 def copied_ahead(loader, device):
     # Copies the next batch on its own stream while this one computes. Needs pinned batches.
+    def there(t):
+        return t.to(device, non_blocking=True) if isinstance(t, torch.Tensor) else t
     stream, current = torch.cuda.Stream(), None
     for batch in loader:
         with torch.cuda.stream(stream):
@@ -292,19 +294,22 @@ def copied_ahead(loader, device):
             yield current
         torch.cuda.current_stream().wait_stream(stream)
         for t in {tensors}:
-            t.record_stream(torch.cuda.current_stream())
+            if isinstance(t, torch.Tensor):
+                t.record_stream(torch.cuda.current_stream())
         current = following
     if current is not None:
         yield current"""
 
 
 def copied_ahead(*, as_dict: bool) -> str:
-    """A generator around a loader whose batches are lists, or dicts, of tensors."""
+    """A generator around a loader whose batches are lists, or dicts, of tensors and other things.
+
+    Those stay as they are.
+    """
     if as_dict:
-        moved = "{k: t.to(device, non_blocking=True) for k, t in batch.items()}"
+        moved = "{k: there(t) for k, t in batch.items()}"
         return _COPIED_AHEAD.format(moved=moved, tensors="following.values()")
-    moved = "[t.to(device, non_blocking=True) for t in batch]"
-    return _COPIED_AHEAD.format(moved=moved, tensors="following")
+    return _COPIED_AHEAD.format(moved="[there(t) for t in batch]", tensors="following")
 
 
 ON_DEVICE = """\

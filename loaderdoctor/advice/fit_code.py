@@ -7,11 +7,11 @@ import re
 from collections.abc import Callable, Mapping
 
 from loaderdoctor.advice import loop_snippets
-from loaderdoctor.advice.built import Built, built, check_built_once
+from loaderdoctor.advice.built import Built, built
 from loaderdoctor.advice.call_edit import CannotEdit, Expression, with_arguments
 from loaderdoctor.advice.code import LOADER_DEFAULTS, LOADER_PARAMETERS
 from loaderdoctor.advice.fit_settings import fit_settings, rebound
-from loaderdoctor.advice.fit_wrapping import check_init, over
+from loaderdoctor.advice.fit_wrapping import check_init, over, why_not_made_once
 from loaderdoctor.advice.patch import Editor, define, iterated, one_level
 from loaderdoctor.advice.source import (
     Source,
@@ -220,7 +220,8 @@ def _kept_batches(editor: Editor, facts: Facts, finding: Finding) -> None:
         raise CannotEdit("what it does for a sample can't be told")
     made, loader = made_in_script(facts), facts.main_loader
     assert loader is not None  # it was made
-    check_built_once(facts, loader)
+    if loader.kind != "map" or why_not_made_once(facts, loader) is not None:
+        raise CannotEdit("a pass over it may have no end, or be unlike the next")
     if made.holder is None:
         raise CannotEdit("the loader has no name")
     define(editor, made.source, made.holder, loop_snippets.KEPT)

@@ -134,7 +134,12 @@ PIN_METHOD_LINES = (
 KEPT = """\
 class Kept:  # batches are collated once, and come in another order in each epoch
     def __init__(self, loader):
-        self.batches = list(loader)
+        # Copied: of what workers send, each tensor keeps a file open.
+        self.loader, self.batches = loader, [copy.deepcopy(batch) for batch in loader]
+        if loader.pin_memory and torch.cuda.is_available():
+            self.batches = torch.utils.data._utils.pin_memory.pin_memory(self.batches)
+    def __getattr__(self, name):  # dataset, sampler, …
+        return getattr(self.__dict__["loader"], name)
     def __len__(self):
         return len(self.batches)
     def __iter__(self):

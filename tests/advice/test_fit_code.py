@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -132,6 +134,30 @@ def test_what_is_made_rare_keeps_its_texts_and_the_scripts_indent() -> None:
     (loop,) = (x for x in ast.walk(ast.parse(text)) if isinstance(x, ast.For))
     assert ast.dump(guarded.body[0]) == ast.dump(loop.body[0])
     assert "\n\tif step % 100 == 0:\n\t\tprint(" in after
+
+
+def test_batches_are_kept_where_they_fit_and_a_pass_has_an_end() -> None:
+    path = SCRIPTS / "audio.py"
+    text = path.read_text()
+    slow = finding(Kind.COLLATE_BOUND, text, path.name)
+
+    def code(*, available: int = 2**30, text: str = text, **loader: Any) -> str | None:
+        facts = facts_of(path, text=text, loader=loader)
+        assert facts.machine is not None
+        machine = replace(facts.machine, memory_available_bytes=available)
+        (advice,) = code_advice(replace(facts, machine=machine), [slow])
+        return advice.code
+
+    written = code()
+    assert written is not None
+    after = applied(text, blocks(written))
+    exec(compile(after, "audio.py", "exec"), {"__name__": "__main__"})  # the tests' own
+    assert code(available=100) is None
+    assert code(kind="iterable") is None
+    told = "for epoch in range(2):\n    loader.dataset.set_epoch(epoch)\n    for clips,"
+    loop = text[text.index("for clips, labels") :]
+    indented = loop.replace("\n    ", "\n        ").replace("for clips,", told)
+    assert code(text=text.replace(loop, indented)) is None
 
 
 def test_the_iterator_that_is_made_once_is_that_of_the_loader() -> None:

@@ -131,6 +131,12 @@ PIN_METHOD_LINES = (
     "    return self",
 )
 
+# As `.item()` gives it, on the device.
+SUMMAND = """\
+def summand(value):  # as wide as a number of Python's, without waiting for it
+    value = value.detach().reshape(())
+    return value.double() if value.is_floating_point() else value.long()"""
+
 KEPT = """\
 class Kept:  # batches are collated once, and come in another order in each epoch
     def __init__(self, loader):

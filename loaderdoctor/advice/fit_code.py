@@ -123,8 +123,8 @@ def _init_function(code: str, name: str) -> Fit:
 
     def fit(editor: Editor, facts: Facts, finding: Finding) -> None:
         made = made_in_script(facts)
-        if made.unpacks or made.argument("worker_init_fn") is not None:
-            raise CannotEdit("it has a worker_init_fn, or may have one")
+        if made.argument("worker_init_fn") is not None:
+            raise CannotEdit("it has a worker_init_fn")
         if facts.main_loader is not None:
             check_init(made, facts.main_loader)
         text = with_arguments(
@@ -204,6 +204,8 @@ def _pin_method(editor: Editor, facts: Facts, finding: Finding) -> None:
     if "__slots__" in text or "slots=True" in text or "NamedTuple" in text:
         raise CannotEdit("its fields are not to be set")
     last = node.body[-1]
+    if not source.begins_line(last):  # `class Batch: pass`
+        raise CannotEdit("its body stands in one line")
     indent = source.indent(last)
     method = "\n".join(f"{indent}{line}" for line in loop_snippets.PIN_METHOD_LINES)
     editor.insert(source, source.line_end(last), method)

@@ -72,11 +72,12 @@ def wrapped_call(
     if settings.device_decode:
         text = _encoded(facts, made, loader, text)
     if settings.packed:
+        _check_collate(made)
         text = _packing(text, loader)
     if settings.worker_cpus in _INITS:
         check_init(made, loader)
-        if made.unpacks or made.argument("worker_init_fn") is not None:
-            raise CannotEdit("it has a worker_init_fn, or may have one")
+        if made.argument("worker_init_fn") is not None:
+            raise CannotEdit("it has a worker_init_fn")
         text = _with(text, "worker_init_fn", _INITS[settings.worker_cpus][1])
     if settings.worker_gc in _INITS:
         check_init(made, loader)
@@ -102,21 +103,33 @@ def over(facts: Facts, made: Built, loader: LoaderRecord, text: str, wrapping: W
         check_built_once(facts, loader)
     if made.dataset is None:
         raise CannotEdit("its dataset is not to be read")
+    if wrapping.slices:
+        _check_collate(made)
     edit = over_call(loader, text, wrapping.over(made.source.code(made.dataset)), wrapping)
     if edit is None:
         raise CannotEdit("the call can't be changed safely")
     return edit.after
 
 
+def _check_collate(made: Built) -> None:
+    """Raises CannotEdit where the call may take no collate function."""
+    if not made.takes("collate_fn"):
+        raise CannotEdit(f"{called_name(made.call)} may take no collate_fn")
+
+
 def check_init(made: Built, loader: LoaderRecord) -> None:
-    """Raises CannotEdit where something else than the call gave the loader its worker_init_fn.
+    """Raises CannotEdit where the call takes none, or something else gave the loader its own.
 
     Lightning seeds workers by one of its own (`seed_everything(workers=True)`), and only where the
     script names none.
     """
+    if made.unpacks:
+        raise CannotEdit("it may have a worker_init_fn")
+    if not made.takes("worker_init_fn"):
+        raise CannotEdit(f"{called_name(made.call)} may take no worker_init_fn")
     own = made.argument("worker_init_fn")
     none = own is None or (isinstance(own, ast.Constant) and own.value is None)
-    if loader.has_init and none and not made.unpacks:
+    if loader.has_init and none:
         raise CannotEdit(
             "a library, or a later line, gives it a worker_init_fn that one written here may keep "
             "away: call both"
@@ -126,7 +139,7 @@ def check_init(made: Built, loader: LoaderRecord) -> None:
 def _less_collected(made: Built, settings: Settings, text: str) -> str:
     """The call with a worker_init_fn that calls the one that it had. Raises CannotEdit."""
     call = parsed_call(text)
-    if call is None or made.unpacks or len(call.args) > LOADER_PARAMETERS.index("worker_init_fn"):
+    if call is None or len(call.args) > LOADER_PARAMETERS.index("worker_init_fn"):
         raise CannotEdit("it may have a worker_init_fn")
     name = _INITS[settings.worker_gc][1]
     init = next((k.value for k in call.keywords if k.arg == "worker_init_fn"), None)
@@ -140,6 +153,7 @@ def _encoded(facts: Facts, made: Built, loader: LoaderRecord, text: str) -> str:
         raise CannotEdit("its dataset is no ImageFolder, or has a collate function of its own")
     if not isinstance(made.dataset, (ast.Name, ast.Attribute)) or loader.batch_size is None:
         raise CannotEdit("its dataset has no name, or what makes its batches is not known")
+    _check_collate(made)
     wrapping = Wrapping(code="", dataset="Encoded({})")
     return _with(over(facts, made, loader, text, wrapping), "collate_fn", "joined")
 

@@ -230,6 +230,17 @@ def test_batches_are_kept_where_they_fit_and_a_pass_has_an_end() -> None:
     assert code(text=text.replace(loop, indented)) is None
 
 
+@pytest.mark.parametrize("body", ["pass", "x: object; y: object"])
+def test_a_class_on_one_line_gets_no_method(body: str) -> None:
+    path = SCRIPTS / "batch_class.py"
+    text = path.read_text()
+    unpinned = finding(Kind.PIN_INEFFECTIVE, text, path.name)
+    assert fitted(facts_of(path), unpinned) is not None
+    own = text[text.index("class Batch:") : text.index("rows =")]
+    told = text.replace(own, f"class Batch: {body}\n\n\n")
+    assert fitted(facts_of(path, text=told), unpinned) is None
+
+
 def test_the_iterator_that_is_made_once_is_that_of_the_loader() -> None:
     text = (SCRIPTS / "recreated.py").read_text()
     wanted = finding(Kind.ITERATOR_RECREATED, text, "recreated.py")

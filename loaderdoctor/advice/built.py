@@ -207,8 +207,8 @@ def device_at(facts: Facts, source: Source, node: ast.AST) -> str:
     found = [x for t in of_batches or facts.transfers for x in _moves(facts, t)]
     if not found:
         raise CannotEdit("the device was not found in the script")
-    for there, call, device in found:
-        names = names_in(device)
+    for there, call, given in found:
+        names = names_in(given)
         other = "self" in names and _owner(there, call) is not _owner(source, node)
         if other or not all(source.bound_before(name, node) for name in names):
             raise CannotEdit("the device is not known there")

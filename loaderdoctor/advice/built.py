@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ from loaderdoctor.advice.source import (
     sources_of,
 )
 from loaderdoctor.facts import Facts
-from loaderdoctor.instrument.wire.records import LoaderRecord
+from loaderdoctor.instrument.wire.records import LoaderRecord, TransferRecord
 
 # What a call that builds a loader looks like, the surest first.
 _LOOKS: tuple[Callable[[ast.Call], bool], ...] = (
@@ -45,6 +46,9 @@ def _batch_size(call: ast.Call) -> object:
 
 # What a partial may bind: a number or a switch that the call gives again, in place of its own.
 _REPLACEABLE = {"batch_size", "num_workers", "shuffle", "pin_memory", "drop_last"}
+
+# What `to` takes that is no accelerator: the host, or a dtype (of torch, or said by its name).
+_NO_DEVICE = re.compile(r"^torch\.\w+$|dtype|^(torch\.)?(device\()?['\"]cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,27 +187,49 @@ def flat_dict(loader: LoaderRecord) -> bool:
     raise CannotEdit("its batches are neither lists nor dicts of tensors")
 
 
+def device_of_all(facts: Facts, loader: LoaderRecord, source: Source, node: ast.AST) -> str:
+    """`device_at`, for code that moves all tensors of this loader's batches.
+
+    Raises CannotEdit where the loop does not: what packs rows wants their lengths on the CPU.
+    """
+    moved = {transfer.path for transfer in facts.transfers}
+    if not {tensor.path for tensor in loader.batch} <= moved:
+        raise CannotEdit("the loop was not seen to move all tensors of a batch to one device")
+    return device_at(facts, source, node)
+
+
 def device_at(facts: Facts, source: Source, node: ast.AST) -> str:
     """What the loop moves its batches to, as code for that place of the script.
 
-    Raises CannotEdit where that is not seen, or not known there.
+    Raises CannotEdit where that is not seen, is not one device, or not known there.
     """
-    sources = sources_of(facts)
-    for transfer in facts.transfers:
-        place = at_label(sources, transfer.site)
-        if place is None or transfer.call != "to":
+    of_batches = [transfer for transfer in facts.transfers if transfer.path is not None]
+    found = [x for t in of_batches or facts.transfers for x in _moves(facts, t)]
+    if not found:
+        raise CannotEdit("the device was not found in the script")
+    for there, call, given in found:
+        names = names_in(given)
+        other = "self" in names and _owner(there, call) is not _owner(source, node)
+        if other or not all(source.bound_before(name, node) for name in names):
+            raise CannotEdit("the device is not known there")
+    (device, *others) = {ast.unparse(x) for _, _, x in found}
+    if others:
+        raise CannotEdit("which device the loop moves its batches to can't be told")
+    return device
+
+
+def _moves(facts: Facts, transfer: TransferRecord) -> Iterator[tuple[Source, ast.Call, ast.expr]]:
+    """Calls of the line that this transfer was seen in, and the device that each names."""
+    place = at_label(sources_of(facts), transfer.site)
+    if place is None or transfer.call != "to":
+        return
+    source, line = place
+    for call in source.calls():
+        if called_name(call) != "to" or call.lineno != line:
             continue
-        there, line = place
-        for call in there.calls():
-            if called_name(call) != "to" or call.lineno != line or not call.args:
-                continue
-            device = call.args[0]
-            names = names_in(device)
-            other = "self" in names and _owner(there, call) is not _owner(source, node)
-            if other or not all(source.bound_before(name, node) for name in names):
-                raise CannotEdit("the device is not known there")
-            return ast.unparse(device)
-    raise CannotEdit("the device was not found in the script")
+        device = argument(call, "device", ("device",))
+        if device is not None and not _NO_DEVICE.search(ast.unparse(device)):
+            yield source, call, device
 
 
 def _owner(source: Source, node: ast.AST) -> ast.ClassDef | None:

@@ -41,7 +41,8 @@ class Rows(torch.utils.data.Dataset):  # a batch in one indexing call for each a
         self.columns = {columns}
         some = list(range(0, len(dataset), len(dataset) // 64 + 1))
         own = torch.utils.data.default_collate([dataset[i] for i in some])
-        assert all(torch.equal(a, b) for a, b in {pairs}), "not rows"
+        pairs = {pairs}
+        assert all(torch.equal(a, b) for a, b in pairs), "not rows"
     def __len__(self):
         return len(self.dataset)
     def __getitem__(self, index):
@@ -64,11 +65,12 @@ def row_batches(columns: Sequence[tuple[str, str, str]]) -> str:
     if names == [""]:
         pairs, batch = "[(self.__getitems__(some), own)]", taken[0]
     elif all(name.startswith("'") for name in names):
-        pairs = "zip(self.__getitems__(some).values(), own.values())"
+        pairs = "zip(self.__getitems__(some).values(), own.values(), strict=True)"
         batch = ", ".join(f"{name}: {one}" for name, one in zip(names, taken, strict=True))
         batch = f"{{{batch}}}"
     else:
-        pairs, batch = "zip(self.__getitems__(some), own)", f"[{', '.join(taken)}]"
+        pairs = "zip(self.__getitems__(some), own, strict=True)"
+        batch = f"[{', '.join(taken)}]"
     return _ROWS.format(columns=f"[\n{held}        ]", pairs=pairs, batch=batch)
 
 

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Callable, Mapping
 
 from loaderdoctor.advice import loop_snippets
-from loaderdoctor.advice.built import Built, built, check_built_once
+from loaderdoctor.advice.built import Built, built
 from loaderdoctor.advice.call_edit import CannotEdit, Expression, with_arguments
 from loaderdoctor.advice.code import LOADER_DEFAULTS, LOADER_PARAMETERS
+from loaderdoctor.advice.fit_loop import on_a_line
 from loaderdoctor.advice.fit_settings import fit_settings, rebound
-from loaderdoctor.advice.fit_wrapping import check_init, over
-from loaderdoctor.advice.patch import Editor, define, iterated, one_level
+from loaderdoctor.advice.fit_wrapping import check_init, over, why_not_made_once
+from loaderdoctor.advice.patch import Editor, define
 from loaderdoctor.advice.source import (
-    Source,
     at_label,
     called_name,
     names_in,
     sources_of,
-    within_strings,
 )
 from loaderdoctor.advice.worked import (
     Wrapping,
@@ -33,8 +31,6 @@ from loaderdoctor.facts import Facts
 from loaderdoctor.findings import Finding, Kind
 from loaderdoctor.settings import Settings
 
-_LABEL = re.compile(r"^([^\s:]+:\d+)")
-EVERY = 100  # steps, where work is to be done rarely
 Fit = Callable[[Editor, Facts, Finding], None]
 
 
@@ -127,8 +123,8 @@ def _init_function(code: str, name: str) -> Fit:
 
     def fit(editor: Editor, facts: Facts, finding: Finding) -> None:
         made = made_in_script(facts)
-        if made.unpacks or made.argument("worker_init_fn") is not None:
-            raise CannotEdit("it has a worker_init_fn, or may have one")
+        if made.argument("worker_init_fn") is not None:
+            raise CannotEdit("it has a worker_init_fn")
         if facts.main_loader is not None:
             check_init(made, facts.main_loader)
         text = with_arguments(
@@ -208,6 +204,8 @@ def _pin_method(editor: Editor, facts: Facts, finding: Finding) -> None:
     if "__slots__" in text or "slots=True" in text or "NamedTuple" in text:
         raise CannotEdit("its fields are not to be set")
     last = node.body[-1]
+    if not source.begins_line(last):  # `class Batch: pass`
+        raise CannotEdit("its body stands in one line")
     indent = source.indent(last)
     method = "\n".join(f"{indent}{line}" for line in loop_snippets.PIN_METHOD_LINES)
     editor.insert(source, source.line_end(last), method)
@@ -220,93 +218,12 @@ def _kept_batches(editor: Editor, facts: Facts, finding: Finding) -> None:
         raise CannotEdit("what it does for a sample can't be told")
     made, loader = made_in_script(facts), facts.main_loader
     assert loader is not None  # it was made
-    check_built_once(facts, loader)
+    if loader.kind != "map" or why_not_made_once(facts, loader) is not None:
+        raise CannotEdit("a pass over it may have no end, or be unlike the next")
     if made.holder is None:
         raise CannotEdit("the loader has no name")
     define(editor, made.source, made.holder, loop_snippets.KEPT)
     rebound(editor, made, f"Kept({made.name})")
-
-
-def _work(editor: Editor, facts: Facts, finding: Finding) -> None:
-    """A line of the loop's own: read no value of the device, or do it rarely."""
-    place = _place(facts, finding)
-    what = finding.evidence.get("what")
-    if what in ("item", "to-host", "metrics", None):
-        _without_sync(editor, facts, *place)
-    elif what in ("print", "tracking", "plot"):
-        _rarely(editor, facts, *place)
-    else:  # what is written, saved or sent may all be needed
-        raise CannotEdit("it is no one line's change")
-
-
-def _place(facts: Facts, finding: Finding) -> tuple[Source, int]:
-    for name in ("called_from", "line", "spot", "site"):
-        said = finding.evidence.get(name)
-        match = _LABEL.match(said) if isinstance(said, str) else None
-        place = at_label(sources_of(facts), match[1]) if match is not None else None
-        if place is not None:
-            return place
-    raise CannotEdit("its line is not known")
-
-
-def _without_sync(editor: Editor, facts: Facts, source: Source, line: int) -> None:
-    """`total += loss.item()` as `total += loss.detach()`: a sum that stays on the device.
-
-    Behind the loop over the loader it is a number again.
-    """
-    fed = [x.loop for loader in facts.feeding if (x := iterated(facts, loader)) is not None]
-    for node in ast.walk(source.tree):
-        if not isinstance(node, ast.AugAssign) or node.lineno != line:
-            continue
-        value = node.value
-        if (
-            isinstance(node.target, ast.Name)
-            and isinstance(node.op, ast.Add)
-            and isinstance(value, ast.Call)
-            and isinstance(value.func, ast.Attribute)
-            and value.func.attr == "item"
-            and not value.args
-        ):
-            head = source.code(value.func.value)
-            editor.replace(source, source.span(value), f"{head}.detach()")
-            loop = next((x for x in source.loops(node) if x in fed), None)
-            if loop is not None and source.imports("torch") == "torch":
-                name, at = node.target.id, source.line_end(loop)
-                again = f"{name} = torch.as_tensor({name}).item()  # a number again"
-                editor.insert(source, at, f"{source.indent(loop)}{again}")
-            return
-    raise CannotEdit("it is no sum of .item()")
-
-
-def _rarely(editor: Editor, facts: Facts, source: Source, line: int) -> None:
-    """A statement of the loop over `enumerate(loader)`, under `if step % 100 == 0:`."""
-    statements = [
-        x
-        for x in ast.walk(source.tree)
-        if isinstance(x, ast.stmt) and x.lineno <= line <= (x.end_lineno or x.lineno)
-    ]
-    node = max(statements, key=lambda x: x.lineno, default=None)
-    if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Call):
-        raise CannotEdit("it is more than a call")
-    if not source.begins_line(node):
-        raise CannotEdit("it shares its line")
-    # Another loop around it counts folds, or what a batch holds.
-    fed = [x.loop for loader in facts.feeding if (x := iterated(facts, loader)) is not None]
-    around = source.loops(node)
-    for loop in (x for x in fed if x in around):
-        counted = isinstance(loop.iter, ast.Call) and called_name(loop.iter) == "enumerate"
-        if counted and isinstance(loop.target, ast.Tuple):
-            counter = loop.target.elts[0]
-            if isinstance(counter, ast.Name):
-                start, end = source.line_start(node), source.line_end(node)
-                indent = source.indent(node)
-                kept, level = within_strings(source.text), one_level(indent)
-                lines = enumerate(source.text[start:end].rstrip("\n").split("\n"), node.lineno)
-                moved = "".join(f"{'' if n in kept else level}{x}\n" for n, x in lines)
-                head = f"{indent}if {counter.id} % {EVERY} == 0:\n"
-                editor.replace(source, (start, end), head + moved)
-                return
-    raise CannotEdit("the loop does not count its steps")
 
 
 def _tf32(editor: Editor, facts: Facts, finding: Finding) -> None:
@@ -332,8 +249,8 @@ _FITS: Mapping[Kind, Fit] = {
     Kind.WORKERS_SHARE_A_CORE: _init_function(loop_snippets.ALL_CPUS, "all_cpus"),
     Kind.PIN_INEFFECTIVE: _pin_method,
     Kind.COLLATE_BOUND: _kept_batches,
-    Kind.SYNC_EVERY_STEP: _work,
-    Kind.WORK_BETWEEN_STEPS: _work,
+    Kind.SYNC_EVERY_STEP: on_a_line,
+    Kind.WORK_BETWEEN_STEPS: on_a_line,
     Kind.TF32_OFF: _tf32,
     Kind.CUDNN_BENCHMARK_OFF: _cudnn_benchmark,
     Kind.GRAD_NOT_SET_TO_NONE: _zero_grad,

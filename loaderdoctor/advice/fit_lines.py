@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from loaderdoctor.advice.call_edit import CannotEdit
+from loaderdoctor.advice.fit_hoisted import (
+    TO_TENSOR,
+    Function,
+    Said,
+    calls_on,
+    columns_once,
+    lists_once,
+)
 from loaderdoctor.advice.patch import Editor, lacking
 from loaderdoctor.advice.source import Source, called_name, sources_of
 from loaderdoctor.facts import Facts
 from loaderdoctor.facts.host import LineHotspot
 from loaderdoctor.instrument.wire.records import LoaderRecord
 
-_Function = ast.FunctionDef | ast.AsyncFunctionDef
 # What makes a NumPy array of something, as a method.
 _MAKES_ARRAYS = {"numpy", "to_numpy", "astype"}
-_TO_TENSOR = {"tensor", "as_tensor"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +59,9 @@ def _source(facts: Facts, hotspot: LineHotspot) -> Source | None:
     return next(iter(same or [x for x in sources if x.name == name]), None)
 
 
-_Said = tuple[str, str, str | None]
-
-
-def _shallow_copy(editor: Editor, source: Source, line: int, loader: LoaderRecord) -> _Said:
+def _shallow_copy(editor: Editor, source: Source, line: int, loader: LoaderRecord) -> Said:
     """`copy.copy` in place of `copy.deepcopy`."""
-    calls = [x for x in _on_line(source, line) if called_name(x) == "deepcopy" and len(x.args) == 1]
+    calls = [x for x in calls_on(source, line) if called_name(x) == "deepcopy" and len(x.args) == 1]
     if not calls:
         raise CannotEdit("nothing is copied here")
     for call in calls:
@@ -77,12 +80,12 @@ def _shallow_copy(editor: Editor, source: Source, line: int, loader: LoaderRecor
     )
 
 
-def _stacked(editor: Editor, source: Source, line: int, loader: LoaderRecord) -> _Said:
+def _stacked(editor: Editor, source: Source, line: int, loader: LoaderRecord) -> Said:
     """One NumPy array of many, before a tensor is made of it."""
     numpy = source.imports("numpy") or "numpy"
     n = 0
-    for call in _on_line(source, line):
-        if called_name(call) not in _TO_TENSOR or len(call.args) != 1:
+    for call in calls_on(source, line):
+        if called_name(call) not in TO_TENSOR or len(call.args) != 1:
             continue
         given = call.args[0]
         if _holds_arrays(source, given, call, loader):
@@ -157,7 +160,7 @@ def _part(value: ast.expr | None, part: object) -> ast.expr | None:
     return None
 
 
-def _is_array(function: _Function, node: ast.expr, loader: LoaderRecord) -> bool:
+def _is_array(function: Function, node: ast.expr, loader: LoaderRecord) -> bool:
     if isinstance(node, ast.Name):
         values = list(_assigned(function, node.id))
         return len(values) == 1 and _is_array(function, values[0], loader)
@@ -180,200 +183,12 @@ def _makes_array(node: ast.expr) -> bool:
     return isinstance(root, ast.Name) and root.id in ("np", "numpy")
 
 
-def _assigned(function: _Function, name: str) -> Iterator[ast.expr]:
+def _assigned(function: Function, name: str) -> Iterator[ast.expr]:
     for node in ast.walk(function):
         if isinstance(node, ast.Assign) and any(ast.unparse(t) == name for t in node.targets):
             yield node.value
         elif isinstance(node, ast.AugAssign) and ast.unparse(node.target) == name:
             yield ast.Constant(None)
-
-
-def _columns(editor: Editor, source: Source, line: int, loader: LoaderRecord) -> _Said:
-    """Arrays of a frame's columns, made in `__init__`, in place of a Series for each row."""
-    function = _method(source, line)
-    rows = [x for x in ast.walk(function) if (_row_of(x)) is not None]
-    if not rows:
-        raise CannotEdit("no row of a frame is taken here")
-    frames = {_row_of(x) for x in rows}
-    if len(frames) != 1:
-        raise CannotEdit("rows of several frames")
-    frame, index = next(iter(frames))  # type: ignore[misc]  # not None
-    hoisted: dict[str, str] = {}
-    for row in rows:
-        uses = [row]
-        statement = source.statement(row)
-        whole = isinstance(statement, ast.Assign) and statement.value is row
-        if whole and isinstance(statement, ast.Assign):
-            name = ast.unparse(statement.targets[0])
-            uses = [
-                x
-                for x in ast.walk(function)
-                if isinstance(x, ast.Name) and x.id == name and isinstance(x.ctx, ast.Load)
-            ]
-            if not uses or not source.begins_line(statement):
-                raise CannotEdit("the row is kept")
-            editor.replace(source, (source.line_start(statement), source.line_end(statement)), "")
-        for use in uses:
-            node, made, is_row = _made_of(source, frame, use)
-            held = hoisted.setdefault(made, _attribute_name(made, hoisted.values()))
-            copied = ".copy()" if is_row else ""
-            editor.replace(source, source.span(node), f"self.{held}[{index}]{copied}")
-    _hoist(editor, source, function, frame, {f"self.{n}": made for made, n in hoisted.items()})
-    return (
-        "Take the columns out of the frame once",
-        "`frame[names].to_numpy()` in `__init__`, and rows of that in `__getitem__`.",
-        "A row of mixed columns makes floats of integers; the columns keep their own types.",
-    )
-
-
-def _row_of(node: ast.AST) -> tuple[str, str] | None:
-    """(frame, index) of `self.frame.iloc[index]`."""
-    if not isinstance(node, ast.Subscript) or not isinstance(node.value, ast.Attribute):
-        return None
-    frame = ast.unparse(node.value.value)
-    plain = node.value.attr == "iloc" and frame.startswith("self.") and "(" not in frame
-    if not plain or "[" in frame or not isinstance(node.slice, ast.Name):
-        return None
-    return frame, node.slice.id
-
-
-def _made_of(source: Source, frame: str, row: ast.AST) -> tuple[ast.expr, str, bool]:
-    """What is taken of a row: (that expression, the same of the whole frame, whether a row)."""
-    parent = source.parents[row]
-    if isinstance(parent, ast.Subscript) and parent.value is row:
-        if isinstance(parent.slice, ast.Constant) and isinstance(parent.slice.value, str):
-            return parent, f"{frame}[{ast.unparse(parent.slice)}].to_numpy()", False
-        return _to_array(source, parent, f"{frame}[{ast.unparse(parent.slice)}]")
-    if isinstance(parent, ast.Attribute) and parent.attr == "iloc":
-        part = source.parents[parent]
-        if isinstance(part, ast.Subscript) and isinstance(part.slice, ast.Slice):
-            return _to_array(source, part, f"{frame}.iloc[:, {ast.unparse(part.slice)}]")
-    return _to_array(source, row, frame)
-
-
-def _to_array(source: Source, node: ast.AST, frame: str) -> tuple[ast.expr, str, bool]:
-    at = source.parents[node]
-    if not isinstance(at, ast.Attribute):
-        raise CannotEdit("the row is used as a Series")
-    if at.attr == "values":
-        return at, f"{frame}.to_numpy()", True
-    call = source.parents[at]
-    if at.attr != "to_numpy" or not isinstance(call, ast.Call):
-        raise CannotEdit("the row is used as a Series")
-    given = ", ".join(
-        [*map(ast.unparse, call.args), *(f"{k.arg}={ast.unparse(k.value)}" for k in call.keywords)]
-    )
-    return call, f"{frame}.to_numpy({given})", True
-
-
-def _attribute_name(made: str, taken: Collection[str]) -> str:
-    key = made.partition("['")[2].partition("']")[0]
-    if key.isidentifier() and ".to_numpy()" in made:
-        return f"column_{key}"
-    n = sum(name.startswith("values") for name in taken)
-    return f"values_{n + 1}" if n else "values"
-
-
-def _rows_of_lists(editor: Editor, source: Source, line: int, loader: LoaderRecord) -> _Said:
-    """One tensor of all the lists, made in `__init__`, in place of one for each sample."""
-    function = _method(source, line)
-    lists = {s.path for s in loader.stores if s.kind == "list" and s.entry.startswith("list of")}
-    if loader.shapes_vary:
-        raise CannotEdit("the lists are of unequal length")
-    hoisted: dict[str, str] = {}
-    held = ""
-    for call in _on_line(source, line):
-        row = call.args[0] if len(call.args) == 1 else None
-        if called_name(call) not in _TO_TENSOR or not isinstance(row, ast.Subscript):
-            continue
-        held = ast.unparse(row.value)
-        if held.removeprefix("self.") not in lists or not held.startswith("self."):
-            continue
-        given = "".join(f", {k.arg}={ast.unparse(k.value)}" for k in call.keywords)
-        name = f"{held}_as_tensor"
-        hoisted[name] = f"{ast.unparse(call.func)}({held}{given})"
-        text = f"{name}[{ast.unparse(row.slice)}].clone()"
-        editor.replace(source, source.span(call), text)
-    if len(hoisted) != 1:
-        raise CannotEdit("no list of lists is indexed here")
-    _hoist(editor, source, function, next(iter(hoisted)).removesuffix("_as_tensor"), hoisted)
-    return (
-        "Make one tensor of all the lists, once",
-        "`torch.tensor(rows)` in `__init__`, and rows of that in `__getitem__`.",
-        "Its memory comes on top of the lists': drop those where nothing else reads them.",
-    )
-
-
-def _hoist(
-    editor: Editor, source: Source, function: _Function, held: str, made: dict[str, str]
-) -> None:
-    """Assign these behind the line of `__init__` that assigns `held`. Raises CannotEdit."""
-    owner = source.parents[function]
-    if not isinstance(owner, ast.ClassDef):
-        raise CannotEdit("it is no method")
-    init = next(
-        (x for x in owner.body if isinstance(x, ast.FunctionDef) and x.name == "__init__"), None
-    )
-    assigning = [
-        x
-        for x in (init.body if init is not None else ())
-        if isinstance(x, ast.Assign) and any(ast.unparse(t) == held for t in x.targets)
-    ]
-    if init is not None and _changes_later(source, init, held.rpartition(".")[2]):
-        raise CannotEdit("what holds them changes after __init__")
-    taken = {x.attr for x in ast.walk(owner) if isinstance(x, ast.Attribute)}
-    if len(assigning) != 1 or any(name.removeprefix("self.") in taken for name in made):
-        raise CannotEdit("what holds them is not assigned in __init__")
-    assert init is not None  # it assigns them
-    last = init.body[-1]  # what they are made of may be assigned anywhere before
-    if not source.begins_line(last) or isinstance(last, ast.Return):
-        raise CannotEdit("__init__ ends otherwise")
-    indent = source.indent(last)
-    lines = "\n".join(f"{indent}{name} = {value}" for name, value in made.items())
-    editor.insert(source, source.line_end(last), lines)
-
-
-def _changes_later(source: Source, init: _Function, name: str) -> bool:
-    """Whether code of the file beyond that function assigns to this attribute, or to a part of it.
-
-    Or calls a method of it for what that does.
-    """
-    inside = set(ast.walk(init))
-    for node in ast.walk(source.tree):
-        if not isinstance(node, ast.Attribute) or node.attr != name or node in inside:
-            continue
-        whole: ast.expr = node
-        while isinstance(at := source.parents[whole], (ast.Attribute, ast.Subscript)):
-            if at.value is not whole:
-                break
-            whole = at
-        if not isinstance(whole, (ast.Attribute, ast.Subscript)):
-            continue
-        if not isinstance(whole.ctx, ast.Load):
-            return True
-        call = source.parents[whole]
-        if isinstance(call, ast.Call) and call.func is whole and whole is not node:
-            in_place = any(k.arg == "inplace" for k in call.keywords)
-            if in_place or isinstance(source.parents[call], ast.Expr):
-                return True
-    return False
-
-
-def _method(source: Source, line: int) -> _Function:
-    functions = [
-        x
-        for x in ast.walk(source.tree)
-        if isinstance(x, (ast.FunctionDef, ast.AsyncFunctionDef))
-        and x.lineno <= line <= (x.end_lineno or x.lineno)
-    ]
-    function = max(functions, key=lambda x: x.lineno, default=None)
-    if function is None or function.name != "__getitem__":
-        raise CannotEdit("it is not where samples are made")
-    return function
-
-
-def _on_line(source: Source, line: int) -> list[ast.Call]:
-    return [x for x in source.calls() if x.lineno <= line <= (x.end_lineno or x.lineno)]
 
 
 def _import(editor: Editor, source: Source, code: str) -> None:
@@ -384,9 +199,9 @@ def _import(editor: Editor, source: Source, code: str) -> None:
         editor.insert(source, source.line_end(last), text)
 
 
-_REMEDIES: tuple[Callable[[Editor, Source, int, LoaderRecord], _Said], ...] = (
+_REMEDIES: tuple[Callable[[Editor, Source, int, LoaderRecord], Said], ...] = (
     _shallow_copy,
     _stacked,
-    _columns,
-    _rows_of_lists,
+    columns_once,
+    lists_once,
 )

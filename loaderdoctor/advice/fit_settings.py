@@ -6,7 +6,7 @@ import ast
 from collections.abc import Collection
 
 from loaderdoctor.advice import loop_snippets
-from loaderdoctor.advice.built import Built, built, check_built_once, device_at, flat_dict
+from loaderdoctor.advice.built import Built, built, check_built_once, device_of_all, flat_dict
 from loaderdoctor.advice.call_edit import CannotEdit, argument, where_workers, with_arguments
 from loaderdoctor.advice.code import (
     AROUND_BATCHES,
@@ -230,7 +230,7 @@ def _copied_ahead(
     loader = facts.main_loader
     if loader is None or value is not True:
         raise CannotEdit("the loop was not found in the script")
-    device = device_at(facts, at.source, at.loop)
+    device = device_of_all(facts, loader, at.source, at.loop)
     define(editor, at.source, at.loop, loop_snippets.copied_ahead(as_dict=flat_dict(loader)))
     return f"copied_ahead({batches}, {device})"
 
@@ -241,13 +241,13 @@ def _resident(editor: Editor, facts: Facts, value: Value) -> None:
     if loader is None or made is None or made.name is None or value is not True:
         raise CannotEdit("the loader has no name in the script")
     check_built_once(facts, loader)
-    if flat_dict(loader) or len(facts.feeding) > 1:
+    if flat_dict(loader) or loader.holds_others or len(facts.feeding) > 1:
         raise CannotEdit("its batches are no lists of tensors")
     if loader.batch_size is None or loader.kind != "map":  # its code indexes the dataset
         raise CannotEdit("what makes its batches is not known")
     holder = made.holder
     assert holder is not None  # it has a name
-    device = device_at(facts, made.source, holder)
+    device = device_of_all(facts, loader, made.source, holder)
     define(editor, made.source, holder, loop_snippets.ON_DEVICE)
     rebound(editor, made, f"OnDevice({made.name}, {device})")
 

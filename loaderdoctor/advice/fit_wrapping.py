@@ -8,7 +8,7 @@ from itertools import takewhile
 
 from loaderdoctor.advice import dataset_snippets, loop_snippets
 from loaderdoctor.advice.assigned import values_of
-from loaderdoctor.advice.built import Built, built, check_built_once, device_at, flat_dict
+from loaderdoctor.advice.built import Built, built, check_built_once, device_of_all, flat_dict
 from loaderdoctor.advice.call_edit import (
     CannotEdit,
     Expression,
@@ -72,11 +72,12 @@ def wrapped_call(
     if settings.device_decode:
         text = _encoded(facts, made, loader, text)
     if settings.packed:
+        _check_collate(made)
         text = _packing(text, loader)
     if settings.worker_cpus in _INITS:
         check_init(made, loader)
-        if made.unpacks or made.argument("worker_init_fn") is not None:
-            raise CannotEdit("it has a worker_init_fn, or may have one")
+        if made.argument("worker_init_fn") is not None:
+            raise CannotEdit("it has a worker_init_fn")
         text = _with(text, "worker_init_fn", _INITS[settings.worker_cpus][1])
     if settings.worker_gc in _INITS:
         check_init(made, loader)
@@ -85,11 +86,14 @@ def wrapped_call(
         if loader.batch_size is None:
             raise CannotEdit("what makes its batches is not known")
         text = f"Threads({text}, {settings.threads})"
+    if not (settings.device_decode or settings.packed):
+        return text
+    device = device_of_all(facts, loader, made.source, made.call)
     if settings.device_decode and made.dataset is not None:
         images = made.source.code(made.dataset)
-        text = f"Decoded({text}, {images}.transform, {_device(facts, made, loader)})"
+        text = f"Decoded({text}, {images}.transform, {device})"
     if settings.packed:
-        text = f"OneCopy({text}, {_device(facts, made, loader)})"
+        text = f"OneCopy({text}, {device})"
     return text
 
 
@@ -99,21 +103,33 @@ def over(facts: Facts, made: Built, loader: LoaderRecord, text: str, wrapping: W
         check_built_once(facts, loader)
     if made.dataset is None:
         raise CannotEdit("its dataset is not to be read")
+    if wrapping.slices:
+        _check_collate(made)
     edit = over_call(loader, text, wrapping.over(made.source.code(made.dataset)), wrapping)
     if edit is None:
         raise CannotEdit("the call can't be changed safely")
     return edit.after
 
 
+def _check_collate(made: Built) -> None:
+    """Raises CannotEdit where the call may take no collate function."""
+    if not made.takes("collate_fn"):
+        raise CannotEdit(f"{called_name(made.call)} may take no collate_fn")
+
+
 def check_init(made: Built, loader: LoaderRecord) -> None:
-    """Raises CannotEdit where something else than the call gave the loader its worker_init_fn.
+    """Raises CannotEdit where the call takes none, or something else gave the loader its own.
 
     Lightning seeds workers by one of its own (`seed_everything(workers=True)`), and only where the
     script names none.
     """
+    if made.unpacks:
+        raise CannotEdit("it may have a worker_init_fn")
+    if not made.takes("worker_init_fn"):
+        raise CannotEdit(f"{called_name(made.call)} may take no worker_init_fn")
     own = made.argument("worker_init_fn")
     none = own is None or (isinstance(own, ast.Constant) and own.value is None)
-    if loader.has_init and none and not made.unpacks:
+    if loader.has_init and none:
         raise CannotEdit(
             "a library, or a later line, gives it a worker_init_fn that one written here may keep "
             "away: call both"
@@ -123,7 +139,7 @@ def check_init(made: Built, loader: LoaderRecord) -> None:
 def _less_collected(made: Built, settings: Settings, text: str) -> str:
     """The call with a worker_init_fn that calls the one that it had. Raises CannotEdit."""
     call = parsed_call(text)
-    if call is None or made.unpacks or len(call.args) > LOADER_PARAMETERS.index("worker_init_fn"):
+    if call is None or len(call.args) > LOADER_PARAMETERS.index("worker_init_fn"):
         raise CannotEdit("it may have a worker_init_fn")
     name = _INITS[settings.worker_gc][1]
     init = next((k.value for k in call.keywords if k.arg == "worker_init_fn"), None)
@@ -137,6 +153,7 @@ def _encoded(facts: Facts, made: Built, loader: LoaderRecord, text: str) -> str:
         raise CannotEdit("its dataset is no ImageFolder, or has a collate function of its own")
     if not isinstance(made.dataset, (ast.Name, ast.Attribute)) or loader.batch_size is None:
         raise CannotEdit("its dataset has no name, or what makes its batches is not known")
+    _check_collate(made)
     wrapping = Wrapping(code="", dataset="Encoded({})")
     return _with(over(facts, made, loader, text, wrapping), "collate_fn", "joined")
 
@@ -162,14 +179,6 @@ def _with(text: str, argument: str, source: str) -> str:
         parameters=LOADER_PARAMETERS,
         defaults=LOADER_DEFAULTS,
     )
-
-
-def _device(facts: Facts, made: Built, loader: LoaderRecord) -> str:
-    """Where the loop moves all tensors of its batches. Raises CannotEdit where it is not all."""
-    moved = {transfer.path for transfer in facts.transfers}
-    if not {tensor.path for tensor in loader.batch} <= moved:
-        raise CannotEdit("the loop was not seen to move all tensors of a batch to one device")
-    return device_at(facts, made.source, made.call)
 
 
 def _makes_batches(facts: Facts, dataset: str | None) -> bool:

@@ -129,8 +129,8 @@ CHANGES: Mapping[Kind, Change] = {
     ),
     Kind.SYNC_EVERY_STEP: Change(
         title="Keep the loss on the device, read it rarely",
-        idea="Add up on the device (`total += loss.detach()`) and call `.item()` once in many "
-        "steps.",
+        idea="Add up on the device (`total = total + loss.detach().double()`) and call `.item()` "
+        "once in many steps.",
         example=loop_snippets.NO_SYNC,
         caution=_SUMS,
     ),

@@ -131,10 +131,21 @@ PIN_METHOD_LINES = (
     "    return self",
 )
 
+# As `.item()` gives it, on the device.
+SUMMAND = """\
+def summand(value):  # as wide as a number of Python's, without waiting for it
+    value = value.detach().reshape(())
+    return value.double() if value.is_floating_point() else value.long()"""
+
 KEPT = """\
 class Kept:  # batches are collated once, and come in another order in each epoch
     def __init__(self, loader):
-        self.batches = list(loader)
+        # Copied: of what workers send, each tensor keeps a file open.
+        self.loader, self.batches = loader, [copy.deepcopy(batch) for batch in loader]
+        if loader.pin_memory and torch.cuda.is_available():
+            self.batches = torch.utils.data._utils.pin_memory.pin_memory(self.batches)
+    def __getattr__(self, name):  # dataset, sampler, …
+        return getattr(self.__dict__["loader"], name)
     def __len__(self):
         return len(self.batches)
     def __iter__(self):
@@ -284,6 +295,8 @@ def fetched_ahead(batches):
 _COPIED_AHEAD = """\
 def copied_ahead(loader, device):
     # Copies the next batch on its own stream while this one computes. Needs pinned batches.
+    def there(t):
+        return t.to(device, non_blocking=True) if isinstance(t, torch.Tensor) else t
     stream, current = torch.cuda.Stream(), None
     for batch in loader:
         with torch.cuda.stream(stream):
@@ -292,19 +305,22 @@ def copied_ahead(loader, device):
             yield current
         torch.cuda.current_stream().wait_stream(stream)
         for t in {tensors}:
-            t.record_stream(torch.cuda.current_stream())
+            if isinstance(t, torch.Tensor):
+                t.record_stream(torch.cuda.current_stream())
         current = following
     if current is not None:
         yield current"""
 
 
 def copied_ahead(*, as_dict: bool) -> str:
-    """A generator around a loader whose batches are lists, or dicts, of tensors."""
+    """A generator around a loader whose batches are lists, or dicts, of tensors and other things.
+
+    Those stay as they are.
+    """
     if as_dict:
-        moved = "{k: t.to(device, non_blocking=True) for k, t in batch.items()}"
+        moved = "{k: there(t) for k, t in batch.items()}"
         return _COPIED_AHEAD.format(moved=moved, tensors="following.values()")
-    moved = "[t.to(device, non_blocking=True) for t in batch]"
-    return _COPIED_AHEAD.format(moved=moved, tensors="following")
+    return _COPIED_AHEAD.format(moved="[there(t) for t in batch]", tensors="following")
 
 
 ON_DEVICE = """\

@@ -58,7 +58,7 @@ from loaderdoctor.advice.propose_pool import (
     no_workers,
     other_order,
 )
-from loaderdoctor.advice.routes import one_liners, routes
+from loaderdoctor.advice.routes import fits_in_memory, one_liners, routes
 from loaderdoctor.advice.writing import command_with_environment
 from loaderdoctor.combinations import invalid_reason
 from loaderdoctor.estimate import binomial_interval
@@ -341,12 +341,13 @@ def code_advice(facts: Facts, findings: Iterable[Finding]) -> tuple[CodeAdvice, 
         bound_ms = _bound_ms(finding, facts)
         computing = finding.kind in _COMPUTING
         source: PredictedFrom = "ablation" if measured and not computing else "trace"
+        fits = bool(fits_in_memory(facts)) if change is KEPT_BATCHES else change != STREAMED_BATCHES
         out.append(
             CodeAdvice(
                 kind=finding.kind,
                 title=change.title,
                 idea=change.idea,
-                code=None if change is STREAMED_BATCHES else fitted(facts, finding),
+                code=fitted(facts, finding) if fits else None,
                 axis=change.axis,
                 command=_command(finding, facts),
                 one_line=finding.kind in _ONE_LINE,

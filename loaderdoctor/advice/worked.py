@@ -52,9 +52,12 @@ class Wrapping:
 def rows(loader: LoaderRecord | None) -> Wrapping | None:
     """Whole batches, where samples are rows of tensors or arrays that the dataset holds.
 
-    None where which these are is not known: two have rows of one shape, or none has.
+    None where which these are is not known: two have rows of one shape, or none has; or where a
+    batch holds more than tensors.
     """
     if loader is None or loader.collate != "default_collate" or loader.kind != "map":
+        return None
+    if loader.holds_others:  # which no array of the dataset's is known to hold
         return None
     if loader.dataset == "TensorDataset":
         code = dataset_snippets.WHOLE_BATCHES
@@ -119,6 +122,8 @@ def sliced(loader: LoaderRecord | None) -> Wrapping | None:
 
     None where a batch is made of anything else.
     """
+    if loader is not None and loader.holds_others:
+        return None
     text, paths = dataset_snippets.SLICED, [t.path for t in loader.batch] if loader else ["[0]"]
     several, one = "[column[indices] for column in self.columns]", "tuple(column[index] for column"
     if paths == [""]:

@@ -56,6 +56,7 @@ def facts_of(path: Path, *, text: str | None = None, **changes: Any) -> Facts:
         next(c for c in source.calls() if c.lineno == line),
     )
     statement = source.statement(call)
+    moving = [c for c in source.calls() if called_name(c) == "to" and source.loops(c)]
     recorded: dict[str, Any] = {
         "id": f"{path.name}:{line}",
         "role": "train",
@@ -70,7 +71,7 @@ def facts_of(path: Path, *, text: str | None = None, **changes: Any) -> Facts:
         "collate": "pad" if "collate_fn" in source.code(call) else "default_collate",
         "batch": tuple(
             TensorRecord(path=f"[{i}]", shape=(8, 4), dtype="float32", n_bytes=128)
-            for i in range(2)
+            for i in range(len(moving) or 2)
         ),
         "batch_type": "Batch" if "class Batch:" in text else "list",
     }
@@ -85,9 +86,9 @@ def facts_of(path: Path, *, text: str | None = None, **changes: Any) -> Facts:
             n_bytes=128,
             pinned=False,
             non_blocking=False,
+            path=f"[{i}]",
         )
-        for c in source.calls()
-        if called_name(c) == "to" and source.loops(c)
+        for i, c in enumerate(moving)
     ]
     zero = next((c for c in source.calls() if called_name(c) == "zero_grad"), None)
     facts = with_exposed(

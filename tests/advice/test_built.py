@@ -9,11 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from loaderdoctor.advice.fit_code import fitted
 from loaderdoctor.advice.writing import written
 from loaderdoctor.facts import Facts
+from loaderdoctor.findings import Kind
 from loaderdoctor.instrument.wire.records import TensorRecord
 from loaderdoctor.settings import Settings
-from tests.advice.printed import applied, blocks, facts_of
+from tests.advice.printed import applied, blocks, facts_of, finding
 
 SCRIPT = """
 import torch
@@ -56,6 +58,30 @@ def changed(body: str, settings: Settings) -> str:
 def test_an_argument_goes_where_it_is_taken(body: str, after: str) -> None:
     written_ = changed(body, Settings(num_workers=4))
     assert after in written_ if after else written_ == ""
+
+
+BUILDER = """def my_loader(dataset{}):
+    return DataLoader(dataset, batch_size=8{})
+loader = my_loader(dataset=data)  # train loader"""
+
+
+@pytest.mark.parametrize("takes", ["", "num_workers=0", "**given"])
+def test_a_function_is_given_no_argument_that_it_takes_not(takes: str) -> None:
+    """What it is given would end the script before its first step."""
+    passed = takes.replace("=0", "=num_workers")
+    given = (f", {takes}", f", {passed}") if takes else ("", "")
+    body = BUILDER.format(*given)
+    text = SCRIPT.format(f'device = "cuda"\n{body}').lstrip("\n")
+    facts = facts_of(Path("train.py"), text=text.replace("    pass\n", "    x = x.to(device)\n"))
+    for settings in (
+        Settings(worker_cpus="all"),
+        Settings(worker_gc="frozen"),
+        Settings(packed=True),
+        Settings(cache=True, batched=True),
+    ):
+        assert bool(written(facts, settings).code) is takes.startswith("**"), settings
+    told = finding(Kind.WORKERS_SHARE_A_CORE, "", "train.py")
+    assert (fitted(facts, told) is not None) is takes.startswith("**")
 
 
 def test_what_is_no_dataset_is_wrapped_in_nothing() -> None:

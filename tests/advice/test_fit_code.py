@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,7 +72,7 @@ def test_what_leaves_the_process_is_not_made_rare(what: str) -> None:
 def test_a_sum_under_a_plain_name_stays_on_the_device() -> None:
     facts = looping("total += loss.item()")
     code = code_for(facts, "item")
-    assert code is not None and "total += loss.detach()" in code
+    assert code is not None and "total = total + summand(loss)" in code
     (advice,) = code_advice(facts, [of_hot_line(facts, "item")])
     assert advice.code == code and "tensor" in (advice.caution or "")
 
@@ -114,8 +116,78 @@ def test_a_sum_is_a_number_again_behind_the_loop_over_the_loader() -> None:
     assert facts.script is not None
     (text,) = facts.script.sources.values()
     after = applied(text, blocks(code)).splitlines()
-    at = after.index("    total = torch.as_tensor(total).item()  # a number again")
-    assert after[at - 1].lstrip().startswith("total += loss.detach()")
+    again = "    total = total.item() if torch.is_tensor(total) else total  # a number again"
+    at = after.index(again)
+    assert after[at - 1].lstrip().startswith("total = total + summand(loss)")
+
+
+SUMS = """\
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+loader = DataLoader(TensorDataset(torch.ones(600, 1)))  # train loader
+total, history = 0, []
+for (x,) in loader:  # train loop
+    loss = x.mean().bfloat16()
+    total += loss.item()  # hot
+    said = ""
+    history.append(said)
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("x.mean().bfloat16()", "x.mean().bfloat16()"),
+        ("x.mean().bfloat16()", "x.view(1, 1) / 3"),
+        ("x.mean().bfloat16()", "(x > 0).sum()"),
+        ("x.mean().bfloat16()", "(x > 0).sum().to(torch.uint8)"),
+        ('said = ""', 'said = f"{total}, {total / 7:.3f}"'),
+        ('said = ""', "if len(history) % 100 == 0:\n        total = 0\n    said = 1"),
+    ],
+)
+def test_a_sum_on_the_device_is_the_number_that_it_was(old: str, new: str) -> None:
+    text = SUMS.replace(old, new)
+    code = fitted(
+        facts_of(Path("sum.py"), text=text), finding(Kind.SYNC_EVERY_STEP, text, "sum.py")
+    )
+    assert code is not None
+    own: dict[str, Any] = {}
+    ours: dict[str, Any] = {}
+    exec(compile(text, "own", "exec"), own)  # the tests' own
+    exec(compile(applied(text, blocks(code)), "ours", "exec"), ours)
+    assert own["total"] == ours["total"] and type(own["total"]) is type(ours["total"])
+    assert own["history"] == ours["history"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("append(said)", "append(total)"),
+        ("append(said)", "append(total if said else 0)"),
+        ("append(said)", "append(f'{total!r}')"),
+        ("append(said)", "append(f'{math.sqrt(total)}')"),
+        ("append(said)", "append(json.dumps(total))"),
+        ("total, history = 0, []", "total, history = 0, []\ndef tell():\n    print(total)"),
+        (
+            "for (x,) in loader:",
+            "batches = iter(loader)\nwhile (x := next(batches, [None])[0]) is not None:",
+        ),
+        ("import torch\n", "import torch as th\n"),
+    ],
+)
+def test_a_sum_that_is_read_as_a_number_stays_one(old: str, new: str) -> None:
+    text = SUMS.replace(old, new)
+    assert text != SUMS
+    told = finding(Kind.SYNC_EVERY_STEP, text, "sum.py")
+    assert fitted(facts_of(Path("sum.py"), text=text), told) is None
+
+
+@pytest.mark.parametrize(
+    "line", ["print(n := x.mean().item())", "print(next(batches))", "print(scheduler.step())"]
+)
+def test_what_does_more_than_tell_is_not_made_rare(line: str) -> None:
+    assert code_for(looping("print(x.mean().item())"), "print") is not None
+    assert code_for(looping(line), "print") is None
 
 
 def test_what_is_made_rare_keeps_its_texts_and_the_scripts_indent() -> None:
@@ -132,6 +204,41 @@ def test_what_is_made_rare_keeps_its_texts_and_the_scripts_indent() -> None:
     (loop,) = (x for x in ast.walk(ast.parse(text)) if isinstance(x, ast.For))
     assert ast.dump(guarded.body[0]) == ast.dump(loop.body[0])
     assert "\n\tif step % 100 == 0:\n\t\tprint(" in after
+
+
+def test_batches_are_kept_where_they_fit_and_a_pass_has_an_end() -> None:
+    path = SCRIPTS / "audio.py"
+    text = path.read_text()
+    slow = finding(Kind.COLLATE_BOUND, text, path.name)
+
+    def code(*, available: int = 2**30, text: str = text, **loader: Any) -> str | None:
+        facts = facts_of(path, text=text, loader=loader)
+        assert facts.machine is not None
+        machine = replace(facts.machine, memory_available_bytes=available)
+        (advice,) = code_advice(replace(facts, machine=machine), [slow])
+        return advice.code
+
+    written = code()
+    assert written is not None
+    after = applied(text, blocks(written))
+    exec(compile(after, "audio.py", "exec"), {"__name__": "__main__"})  # the tests' own
+    assert code(available=100) is None
+    assert code(kind="iterable") is None
+    told = "for epoch in range(2):\n    loader.dataset.set_epoch(epoch)\n    for clips,"
+    loop = text[text.index("for clips, labels") :]
+    indented = loop.replace("\n    ", "\n        ").replace("for clips,", told)
+    assert code(text=text.replace(loop, indented)) is None
+
+
+@pytest.mark.parametrize("body", ["pass", "x: object; y: object"])
+def test_a_class_on_one_line_gets_no_method(body: str) -> None:
+    path = SCRIPTS / "batch_class.py"
+    text = path.read_text()
+    unpinned = finding(Kind.PIN_INEFFECTIVE, text, path.name)
+    assert fitted(facts_of(path), unpinned) is not None
+    own = text[text.index("class Batch:") : text.index("rows =")]
+    told = text.replace(own, f"class Batch: {body}\n\n\n")
+    assert fitted(facts_of(path, text=told), unpinned) is None
 
 
 def test_the_iterator_that_is_made_once_is_that_of_the_loader() -> None:

@@ -94,6 +94,45 @@ def test_what_a_frames_columns_save_at_best_counts_the_lines_that_take_values_of
     assert more / alone == pytest.approx(high[1] / high[0], rel=0.02)
 
 
+FEATURES = 'row[self.features].to_numpy("float32")'
+
+
+@pytest.mark.parametrize(
+    ("taken", "before", "after"),
+    [
+        ("row[1:].to_numpy()", "", "self.frame.iloc[:, 1:].to_numpy("),
+        ("row[:-1].to_numpy()", "", "self.frame.iloc[:, :-1].to_numpy("),
+        ('row["a":"b"].to_numpy()', "", None),
+        ("row[: self.n].to_numpy()", "", None),
+        ('row[["label"]].to_numpy()', "", "self.frame.loc[:, ['label']].to_numpy("),
+        (FEATURES, "index = index % 3", None),
+        (FEATURES, "row = self.frame.iloc[index]", None),
+        ("row[columns].to_numpy()", "columns = self.features", None),
+    ],
+)
+def test_what_is_taken_of_a_row_is_taken_of_that_row(
+    taken: str, before: str, after: str | None
+) -> None:
+    path = SCRIPTS / "frame.py"
+    text = path.read_text()
+    assert FEATURES in text
+    text = text.replace(FEATURES, taken).replace("to_numpy()", 'to_numpy("float32")')
+    text = text.replace("= features\n", "= features\n        self.n = columns = 2\n")
+    text = text.replace("Linear(2,", "Linear(len(loader.dataset[0][0]),")
+    if before:
+        hot = "  # hot line\n"
+        text = text.replace(hot, f"{hot}        {before}\n")
+    facts = starved(path, "fetch", {}, text)
+    (hotspot,) = facts.workers.lines if facts.workers is not None else ()
+    change = line_change(facts, hotspot)
+    if after is None:
+        assert change is None, change
+        return
+    assert change is not None
+    made = applied(text, blocks(change.code))
+    assert after in made and output(made) == output(text)
+
+
 UNLIKE = {
     "no array": ("arrays", "np.sin(np.arange(64) * i).astype(np.float32)", "[0.5] * 64"),
     "computed": ("arrays", "torch.tensor(signals)", "torch.tensor(list(map(list, signals)))"),

@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
-from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 
@@ -122,13 +120,7 @@ def valid_pairs() -> list[Settings]:
 def facts_in(tmp_path: Path, text: str, **recorded: Any) -> Facts:
     loader: dict[str, Any] = {"collate": "as_made" if "as_made" in text else "default_collate"}
     loader |= recorded
-    facts = facts_of(tmp_path / "train.py", text=text, loader={**loader, "n_samples": 40})
-    paths = [tensor.path for one in facts.loaders for tensor in one.batch]
-    moves = [
-        msgspec.structs.replace(move, path=path)
-        for move, path in zip(facts.transfers, paths, strict=True)
-    ]
-    return replace(facts, transfers=tuple(moves))
+    return facts_of(tmp_path / "train.py", text=text, loader={**loader, "n_samples": 40})
 
 
 def losses_of(text: str) -> list[float]:
@@ -204,14 +196,17 @@ class _NoStream:
     def wait_stream(self, other: object) -> None: ...
 
 
-def test_batches_copied_ahead_of_the_loop_train_as_the_script_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def no_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     """The order of what is written, without the streams: only a GPU has these."""
     monkeypatch.setattr(torch.cuda, "Stream", _NoStream)
     monkeypatch.setattr(torch.cuda, "current_stream", _NoStream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
+
+
+@pytest.mark.usefixtures("no_streams")
+def test_batches_copied_ahead_of_the_loop_train_as_the_script_does(tmp_path: Path) -> None:
     for settings in (Settings(), Settings(background="host"), Settings(gc="manual")):
         assert check("rows", Settings(side_stream=True).over(settings), tmp_path, "cpu")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,8 +45,13 @@ def test_shared_buffers_yield_what_the_loader_did() -> None:
         assert torch.equal(y, want_y)
 
 
-def test_kept_batches_come_in_another_order_and_each_once() -> None:
-    kept = run(loop_snippets.KEPT)["Kept"](DataLoader(TensorDataset(torch.arange(64)), 4))
+@pytest.mark.parametrize("n_workers", [0, 1])
+def test_kept_batches_come_in_another_order_and_each_once(n_workers: int) -> None:
+    dataset = TensorDataset(torch.arange(64))
+    loader = DataLoader(dataset, 4, num_workers=n_workers)
+    kept = run(loop_snippets.KEPT, copy=copy)["Kept"](loader)
+    assert kept.dataset is dataset and kept.sampler is loader.sampler
+    assert not any(x.is_shared() for (x,) in kept)  # each would keep a file open
     orders = [[int(x[0]) for (x,) in kept] for _ in range(3)]
     assert len(kept) == 16 and len({tuple(x) for x in orders}) > 1
     assert all(sorted(x) == list(range(0, 64, 4)) for x in orders)

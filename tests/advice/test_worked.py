@@ -251,6 +251,32 @@ def test_batches_of_another_form_are_not_sliced(paths: tuple[str, ...]) -> None:
     assert worked.sliced(structs.replace(record(), batch=batch)) is None
 
 
+class WithNames(Dataset[Any]):
+    def __init__(self) -> None:
+        self.x, self.y = torch.arange(64.0).view(16, 4), torch.arange(16)
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, i: int) -> Any:
+        return self.x[i], self.y[i], f"sample {i}"
+
+
+def test_samples_with_names_are_no_rows_and_no_slices() -> None:
+    paths = (("[0]", (16, 4), "float32"), ("[1]", (16,), "int64"))
+    batch = tuple(TensorRecord(path=p, shape=s, dtype=d, n_bytes=4) for p, s, d in paths)
+    unseen = structs.replace(
+        record(WithNames()), dataset="WithNames", collate="default_collate", batch=batch,
+        batch_type="list",
+    )  # fmt: skip
+    wrapping = worked.rows(unseen)
+    assert wrapping is not None and worked.sliced(unseen) is not None
+    with pytest.raises(ValueError, match="zip"):  # not in the loop, where no name comes
+        written(worked.over_own_line(unseen, wrapping), train_set=WithNames())
+    known = structs.replace(unseen, holds_others=True)
+    assert worked.rows(known) is None and worked.sliced(known) is None
+
+
 @pytest.mark.parametrize("form", ["list", "dict", "Tensor"])
 def test_rows_of_the_datasets_own_arrays_make_its_batches(form: str) -> None:
     class Held(Dataset[Any]):

@@ -348,6 +348,14 @@ def fingerprint(batch: Any) -> bytes | None:
     return known.digest() if found else None
 
 
+def holds_others(batch: object) -> bool:
+    """Whether an entry of a list, a tuple or a dict is no tensor: a name, a number, a list."""
+    if not isinstance(batch, (list, tuple, dict)):
+        return False
+    entries = batch.values() if isinstance(batch, dict) else batch
+    return not all(isinstance(entry, Tensor) for entry in entries)
+
+
 def describe_batch(batch: object) -> tuple[TensorRecord, ...]:
     """The tensors of a batch as the loop receives it; empty for a batch that can't be walked."""
     try:

@@ -152,16 +152,18 @@ class BatchesSeen:
 
     described: list[tuple[TensorRecord, ...]] = field(default_factory=list)
     kind: str = ""
+    holds_others: bool = False  # one of them: entries that are no tensors
     lengths: Lengths | None = None
     fingerprints: list[bytes | None] = field(default_factory=list)
     labels: Labels | None = None
 
     def describe(self, batch: object) -> None:
-        from loaderdoctor.instrument.batches import describe_batch, fingerprint
+        from loaderdoctor.instrument.batches import describe_batch, fingerprint, holds_others
         from loaderdoctor.instrument.batches.properties import Labels, Lengths
 
         self.described.append(describe_batch(batch))
         self.kind = type(batch).__name__
+        self.holds_others = self.holds_others or holds_others(batch)
         self.lengths = self.lengths or Lengths()
         self.lengths.add(batch)
         self.fingerprints.append(fingerprint(batch))
@@ -319,6 +321,7 @@ class LoaderState:
             batch=self.seen.last,
             n_equal_first=self.seen.n_equal_first,
             batch_type=self.seen.kind,
+            holds_others=self.seen.holds_others,
             shapes_vary=self.seen.shapes_vary,
             padding=self.seen.lengths.record() if self.seen.lengths is not None else None,
             labels=self.seen.labels.record() if self.seen.labels is not None else None,

@@ -161,6 +161,8 @@ class LoaderRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     has_init: bool = False  # a worker_init_fn, of whoever's
     batch: tuple[TensorRecord, ...] = ()
     batch_type: str = ""
+    # A list or a dict of them holds entries that are no tensors: names, numbers, lists.
+    holds_others: bool = False
     # Of its first batches, those that hold the same as the first; None: all seen, or not known.
     n_equal_first: int | None = None
     shapes_vary: bool = False

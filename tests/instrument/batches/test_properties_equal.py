@@ -49,6 +49,17 @@ def test_equal_first_batches_are_counted(
     assert run.observed.loaders[0].n_equal_first == equal
 
 
+@pytest.mark.parametrize("name", ["sample", 1])
+def test_whether_batches_hold_more_than_tensors_is_recorded(name: str | int) -> None:
+    def loop() -> None:
+        trainer = Trainer()
+        for x, _ in DataLoader([(torch.zeros(4), name)] * 64, batch_size=4):  # type: ignore[arg-type]  # a list
+            trainer.step(x)
+
+    run = watch(loop, WindowRequest(id=1, mode="plain", n_steps=4))
+    assert run.observed.loaders[0].holds_others is isinstance(name, str)
+
+
 def test_values_make_a_fingerprint_and_not_the_tensors_that_hold_them() -> None:
     one = {"x": torch.arange(6.0), "y": [torch.zeros(2, dtype=torch.bool)]}
     same = {"x": torch.arange(6.0).clone(), "y": [torch.zeros(2, dtype=torch.bool)]}

@@ -31,7 +31,7 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
-from loaderdoctor.instrument.batches import describe_batch
+from loaderdoctor.instrument.batches import describe_batch, holds_others
 from loaderdoctor.instrument.dataset.pickling import trial_pickle
 from loaderdoctor.instrument.dataset.safety import safety
 from tests.instrument.trial_cases import Sharded, Squares, Unsharded
@@ -346,3 +346,18 @@ def test_a_batch_is_described_tensor_by_tensor() -> None:
         False,
     )
     assert describe_batch(["no", "tensors"]) == ()
+
+
+@pytest.mark.parametrize(
+    ("batch", "holds"),
+    [
+        ([torch.zeros(2), torch.zeros(2)], False),
+        ({"x": torch.zeros(2)}, False),
+        (torch.zeros(2), False),
+        ([torch.zeros(2), ("a", "b")], True),
+        ((torch.zeros(2), 2), True),
+        ({"x": torch.zeros(2), "path": ["a", "b"]}, True),
+    ],
+)
+def test_names_beside_the_tensors_of_a_batch_are_seen(batch: Any, holds: bool) -> None:
+    assert holds_others(batch) is holds

@@ -172,24 +172,20 @@ class Feed:
         if loader.substitute.source is not None:
             return self._substituted(own, torch)
         if self.raw is None and own is not None and not self.tainted and not loader.pending_drop:
-            batch = self._watched(own, torch) if self._may_change() else torch.fetch(own)
+            early = loader.role == "other" and 0 < self.n_seen < 3
+            batch = self._watched(own, torch) if early else torch.fetch(own)
             self.n_seen += 1
             self.n_drawn += 1
             return batch
         return self._real_again(own, torch)
 
-    def _may_change(self) -> bool:
-        """Whether to see if the loop changes the dataset as it reads it.
-
-        By two fetches of this process, before it is known what a step is.
-        """
-        loader = self.loader
-        early = loader.role == "other" and self.n_seen in (1, 2)
-        return early and loader.between is not None and not loader.workers
-
     def _watched(self, own: Any, torch: Torch) -> Any:
+        """A fetch around which to see whether the loop changes the dataset as it reads it.
+
+        By two of this process, before it is known what a step is.
+        """
         between, dataset = self.loader.between, getattr(own, "_dataset", None)
-        if between is None or dataset is None:
+        if between is None or dataset is None or self.loader.workers:
             return torch.fetch(own)
         return between.around(dataset, lambda: torch.fetch(own))
 

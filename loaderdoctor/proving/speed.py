@@ -17,8 +17,8 @@ TOLERANCE = 0.15
 MAX_RATIO_KNOWN = 3.0
 # Where every run of one form takes this many times as long as any of the other, whatever the
 # interval says, the change did it: of three turns that differ by 40 % and gain nothing, one proof
-# in 70,000 (tests/proving/test_looks.py plays it). With a gain of 20 times the runs of one form may differ
-# by half, as a busy machine has them, and an interval of three turns hold anything.
+# in 70,000 (tests/proving/test_looks.py plays it). With a gain of 20 times the runs of one form may
+# differ by half, as a busy machine has them, and an interval of three turns hold anything.
 SURELY = 2.0
 MIN_SURE_TURNS = 3
 # Turns go on until the ratio is told from 1, or is within the tolerance of it. Who looks more than

@@ -171,6 +171,7 @@ def report_of(run: Reportable, row: Run | None, folder: Path) -> tuple[Report, D
         options=DiagnosisOptions(budget_s=BUDGET_S, ablate=False, verify=False, profile=False),
     )
     diagnosis.evidence = evidence_of(observed, run.windows)
+    diagnosis.tuned = row.tuning if row is not None else None
     report = diagnosis.report()
     facts = diagnosis.analysis.facts if diagnosis.analysis is not None else None
     return with_whole_run(report, row, facts), diagnosis

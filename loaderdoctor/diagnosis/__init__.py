@@ -35,15 +35,18 @@ from loaderdoctor.diagnosis.gather import (
     trace_advised,
 )
 from loaderdoctor.diagnosis.prescribe import not_advised_rows, prescribed_rows, trial_rows
+from loaderdoctor.diagnosis.tuned import told_in_findings, told_in_rows
 from loaderdoctor.diagnosis.verify import Verification, Verifier, loop_trials
 from loaderdoctor.errors import RunError
+from loaderdoctor.findings import Finding
 from loaderdoctor.findings.exposure import loader_is_open
 from loaderdoctor.instrument.command.launched_run import ScriptRunLike, TrainingBeganError
 from loaderdoctor.instrument.command.rank_group import RankGroup
 from loaderdoctor.instrument.command.repeated_run import RepeatedRun
+from loaderdoctor.instrument.wire.measured import TuningRecord
 from loaderdoctor.instrument.wire.protocol import BATCHES_REPLAYED, Observed
 from loaderdoctor.report.build import Judged, RunNotes, Tried, build_report, rank_rows
-from loaderdoctor.report.model import Report, ReportWarning
+from loaderdoctor.report.model import Recommendation, Report, ReportWarning
 from loaderdoctor.report.words.first_screen import SLOW_START
 from loaderdoctor.report.words.method import of_first_epoch
 from loaderdoctor.tryout.ablating import MAX_LONGER_ROUNDS, MAX_ROUNDS, LoopEvidence, slow_start
@@ -81,6 +84,7 @@ class Diagnosis:
         self.verification: Verification | None = None
         self.advised: Advised | None = None  # the winner of the trials, traced
         self.history: MemoryHistory | None = None  # None: not asked for, or not reached
+        self.tuned: TuningRecord | None = None  # what the run itself tried of its loader
         self.problems: list[str] = []
         self._on_stage, self._say = on_stage or (lambda *_: None), say or (lambda _: None)
         self._verifier: Verifier | None = None
@@ -294,9 +298,7 @@ class Diagnosis:
         group, verified = self.group, self._verified
         tried = Tried(
             trials=trial_rows(analysis.facts, verified),
-            recommendations=prescribed_rows(analysis.facts, analysis.prescription, verified)
-            if not self._replayed
-            else (),
+            recommendations=self._rows(analysis) if not self._replayed else (),
             not_advised=not_advised_rows(analysis.prescription, verified),
         )
         report = build_report(
@@ -305,9 +307,7 @@ class Diagnosis:
             judged=Judged(
                 bound=analysis.bound,
                 severity=analysis.severity,
-                findings=answered(
-                    analysis.findings, analysis.facts, tried.trials, not_advised=tried.not_advised
-                ),
+                findings=self._answered(analysis, tried),
                 unsettled=unsettled(
                     analysis,
                     self.evidence,
@@ -329,6 +329,16 @@ class Diagnosis:
             ),
         )
         return of_first_epoch(report) if self._replayed else report
+
+    def _rows(self, analysis: Analysis) -> tuple[Recommendation, ...]:
+        rows = prescribed_rows(analysis.facts, analysis.prescription, self._verified)
+        return rows if self.tuned is None else told_in_rows(rows, self.tuned)
+
+    def _answered(self, analysis: Analysis, tried: Tried) -> tuple[Finding, ...]:
+        findings, facts = analysis.findings, analysis.facts
+        if self.tuned is not None:
+            return told_in_findings(findings, facts, self.tuned, tried.not_advised)
+        return answered(findings, facts, tried.trials, not_advised=tried.not_advised)
 
     @property
     def shown(self) -> LoopEvidence | None:

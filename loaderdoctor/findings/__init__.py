@@ -122,10 +122,15 @@ class Outcome:
     # Whether the gain is of windows taken after the trial was chosen; False: of the rounds that
     # rank, in which the best of many looks better than it is. None: not chosen among many.
     confirmed: bool | None = None
+    # Of `run --tune`, which has judged by itself: what came of it, and in words. `own_ms` is of
+    # the settings that served before then.
+    tuned: tuple[Came, str] | None = None
 
     @property
     def came(self) -> Came:
         """What the interval of the gain says; never a point estimate."""
+        if self.tuned is not None:
+            return self.tuned[0]
         if self.gain_low_ms is None or self.gain_high_ms is None:
             return "undecided"
         if self.gain_low_ms > 0.0:
@@ -135,6 +140,8 @@ class Outcome:
     @property
     def words(self) -> str:
         """What came of it, and on what footing: nobody may take a rank for a gain."""
+        if self.tuned is not None:
+            return self.tuned[1]
         came, again = self.came, " when confirmed" if self.confirmed else ""
         if came == "undecided":
             return f"too few windows to tell{again}"
@@ -166,9 +173,10 @@ class Tested:
     def sentence(self) -> str:
         """What the trial measured, for behind "Tried in this run"."""
         outcome = self.outcome
+        before = "as it is" if outcome.tuned is None else "before"
         return (
             f"({outcome.settings.label()}): {fmt.ms(outcome.step_ms)} a step against "
-            f"{fmt.ms(outcome.own_ms)} as it is, {outcome.words}."
+            f"{fmt.ms(outcome.own_ms)} {before}, {outcome.words}."
         )
 
 

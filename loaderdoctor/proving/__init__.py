@@ -4,30 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
-from loaderdoctor.estimate import Estimate, mean, t95
+from loaderdoctor.estimate import Estimate, mean
 from loaderdoctor.instrument.wire.channel import CheckedRun
 from loaderdoctor.proving.samples import Samples
+from loaderdoctor.proving.speed import TOLERANCE, is_known, ratio, step_ms, surely
 from loaderdoctor.setting_words import same_samples
-from loaderdoctor.units import NS_PER_MS
 
 # Losses of one script on one seed differ by less than this (relative) between two runs where only
 # the order of float32 sums does: kernels with atomics, 50 steps of SGD.
 MAX_NOISE = 1e-3
-# A promise is kept where it lies in the measured interval, or within this of the measured ratio: by
-# as much two runs of one script differ on shared machines.
-TOLERANCE = 0.15
-# An interval that reaches beyond this times the ratio says nothing: two turns have such ones.
-MAX_RATIO_KNOWN = 3.0
-# Turns go on until the ratio is told from 1, or is within the tolerance of it. Who looks more than
-# once is misled more often: with the interval of one look, 12 % of changes that do nothing would be
-# told to do something. By so much an interval of as many looks is wider, so that 95 % hold what
-# they should (tests/proving/test_looks.py plays it, with noise of 3 to 40 %).
-WIDENING = {1: 1.0, 2: 1.3, 3: 1.4}
-# From fewer turns their spread is known too roughly to tell what more of them would show.
-MIN_PROJECTED = 6
 
 # "redrawn": other random draws, and with these fixed the same batches and losses.
 Numerics = Literal["same", "same-within", "redrawn", "changed", "unknown"]
@@ -74,6 +62,7 @@ class Proof:
     epoch_ended: bool | None = None  # among the steps with fixed draws; None: not seen
     samples: Samples | None = None  # of an epoch of each; None: not needed, or not seen
     versions: str = ""  # of torch and Python
+    surely: float | None = None  # times as fast at the least, below 1 at the most; None: not known
 
     @property
     def other_batches(self) -> bool:
@@ -218,9 +207,18 @@ class Proof:
 
     def faster(self) -> bool | None:
         """Whether the changed form is; None where the interval leaves it open."""
+        if self.bound is not None:
+            return self.bound > 1.0
         if self.speed_up.low > 1.0:
             return True
         return False if self.speed_up.high < 1.0 else None
+
+    @property
+    def bound(self) -> float | None:
+        """`surely`, where that is all that turns tell: their interval holds anything, or 1."""
+        got = self.speed_up
+        tells = is_known(got) and not got.low <= 1.0 <= got.high
+        return None if tells else self.surely
 
     def keeps(self, promise: Promise | None) -> bool | None:
         """Whether what was promised was got; None: nothing was promised, or one turn alone ran.
@@ -236,7 +234,8 @@ class Proof:
             return None
         low, high = got.value * (1 - TOLERANCE), got.value * (1 + TOLERANCE)
         if promise.at_best:
-            if promise.times < min(low, got.low):
+            least = max(got.low, self.bound or 0.0) if self.faster() else got.low
+            if promise.times < min(low, least):
                 return False
             return True if self.faster() is True or promise.times <= high else None
         if not promise.is_gain and self.faster() is False:
@@ -245,67 +244,15 @@ class Proof:
         ruled_out = self.faster() is not True and promise.times > got.high
         if promise.is_gain and ruled_out and got.high <= 1 + TOLERANCE:
             return False  # a gain was promised, and none was shown
+        if self.bound is not None and (self.bound < 1.0 or lowest <= self.bound):
+            return self.bound > 1.0
         if lowest <= high and not (promise.is_gain and ruled_out):
             return True
-        if got.high > MAX_RATIO_KNOWN * got.value:
+        if not is_known(got):
             return None  # such an interval holds anything
         if promise.is_gain and ruled_out and lowest <= max(high, got.high):
             return None
         return lowest <= got.high
-
-
-def step_ms(run: CheckedRun) -> float | None:
-    """Mean time of the timed steps, epoch boundaries included; None: none was timed."""
-    n = len(run.step_ns) - 1
-    return (run.step_ns[-1] - run.step_ns[0]) / n / NS_PER_MS if n > 0 else None
-
-
-def looks(n_turns: int, max_turns: int) -> tuple[int, ...]:
-    """After how many turns the ratio is looked at; the last one ends it, decided or not."""
-    last = max(n_turns, max_turns)
-    return tuple(dict.fromkeys((n_turns, min(2 * n_turns, last), last)))
-
-
-def ratio(turns: Sequence[tuple[CheckedRun, CheckedRun]], *, n_looks: int = 1) -> Estimate | None:
-    """Before / after of (original, changed) runs; None where a run has too few steps to time.
-
-    Its interval is of the turns' log ratios: what a machine does slowly it does to both.
-    """
-    times = [(step_ms(a), step_ms(b)) for a, b in turns]
-    logs = [math.log(a / b) for a, b in times if a is not None and b is not None]
-    return _ratio_of(logs, n_looks) if logs and len(logs) == len(turns) else None
-
-
-def _ratio_of(logs: Sequence[float], n_looks: int) -> Estimate:
-    found = mean(logs)
-    margin = WIDENING[n_looks] * found.margin if found.bounded else math.inf
-    return Estimate(
-        value=math.exp(found.value),
-        low=math.exp(found.value - margin),
-        high=math.exp(found.value + margin),
-        n=found.n,
-    )
-
-
-def decided(speed_up: Estimate) -> bool:
-    """Whether it is told from 1, or known to lie within the tolerance of it."""
-    alike = speed_up.low >= 1 - TOLERANCE and speed_up.high <= 1 + TOLERANCE
-    return alike or speed_up.low > 1.0 or speed_up.high < 1.0
-
-
-def may_decide(speed_up: Estimate, n_turns: int) -> bool:
-    """Whether as many turns in all would decide it, if it and the turns' spread stay as they are.
-
-    Its interval, the widening for looks within it, shrinks by their number and by Student's t.
-    True of fewer than MIN_PROJECTED turns.
-    """
-    n = speed_up.n
-    if n < MIN_PROJECTED:
-        return True
-    shrunk = math.sqrt(n / n_turns) * t95(n_turns - 1) / t95(n - 1)
-    value, low, high = math.log(speed_up.value), math.log(speed_up.low), math.log(speed_up.high)
-    low, high = value - shrunk * (value - low), value + shrunk * (high - value)
-    return decided(replace(speed_up, low=math.exp(low), high=math.exp(high)))
 
 
 def kept(a: CheckedRun, b: CheckedRun) -> Kept:
@@ -376,4 +323,5 @@ def proof(
         draws_repeated=fixed is not None and any(run.draws_repeated for run in fixed),
         epoch_ended=_epoch_ended(fixed) if fixed is not None else None,
         versions=first[0].versions,
+        surely=surely(turns),
     )

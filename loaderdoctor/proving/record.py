@@ -17,11 +17,13 @@ import msgspec
 from loaderdoctor import format as fmt
 from loaderdoctor.errors import UsageError
 from loaderdoctor.estimate import Estimate, interval
-from loaderdoctor.proving import MAX_RATIO_KNOWN, Kept, Promise, Proof
+from loaderdoctor.proving import Kept, Promise, Proof
 from loaderdoctor.proving.edits import FileEdit
 from loaderdoctor.proving.samples import Samples
+from loaderdoctor.proving.speed import MIN_SURE_TURNS, is_known
 from loaderdoctor.report import write_bytes
 from loaderdoctor.report.words.changes import MAY_GAIN_NOTHING
+from loaderdoctor.setting_words import capitalised
 
 # In the run folder whose advice was proven; the oldest first.
 PROOFS = "proofs.json"
@@ -33,11 +35,11 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 def headline(proof: Proof, *, promise: Promise | None = None) -> str:
     """What the change brought, in a sentence, and where losses can't be compared, in another."""
-    ratio, faster = _ratio(proof.speed_up), proof.faster()
+    ratio, faster = _ratio(proof), proof.faster()
     if faster is None:
         said = f"No difference beyond the noise: {ratio} as fast"
     elif faster:
-        said = f"{ratio} as fast"
+        said = capitalised(f"{ratio} as fast")
     else:
         said = f"Slower: {ratio} as fast"
     also = ""
@@ -76,7 +78,7 @@ def rows(proof: Proof, *, expected: str | None = None) -> list[tuple[str, str]]:
     shown = [
         ("as it is", _time(proof.before_ms)),
         ("changed", _time(proof.after_ms)),
-        ("speed", f"{_ratio(proof.speed_up)}, 95 % of {fmt.count(proof.speed_up.n, 'turn')}"),
+        ("speed", f"{_ratio(proof)}{_of_turns(proof)}"),
         ("training", proof.beside(expected)),
     ]
     if proof.numerics == "redrawn" and proof.fixed is not None:
@@ -118,10 +120,24 @@ def _time(estimate: Estimate) -> str:
     return f"{fmt.step_ms(estimate.value, interval(estimate))} a step"
 
 
-def _ratio(estimate: Estimate) -> str:
-    if estimate.high > MAX_RATIO_KNOWN * estimate.value:
-        return f"{fmt.ratio(estimate.value)} (too few turns for an interval)"
-    return f"{fmt.ratio(estimate.value)} [{estimate.low:.2f}, {estimate.high:.2f}]"
+def _ratio(proof: Proof) -> str:
+    """`3.2× [2.57, 4.03]`; where turns differ too much for an interval, what is certain."""
+    got, bound = proof.speed_up, proof.bound
+    if bound is not None:
+        return f"at {'least' if bound > 1.0 else 'most'} {fmt.ratio(bound)}"
+    if not is_known(got):
+        few = "too few turns" if got.n < MIN_SURE_TURNS else "turns differ too much"
+        return f"{fmt.ratio(got.value)} ({few} for an interval)"
+    return f"{fmt.ratio(got.value)} [{got.low:.2f}, {got.high:.2f}]"
+
+
+def _of_turns(proof: Proof) -> str:
+    """What its figure is of."""
+    got = proof.speed_up
+    n = fmt.count(got.n, "turn")
+    if proof.bound is not None:
+        return f" in any of {n}, {fmt.ratio(got.value)} on average"
+    return f", 95 % of {n}" if is_known(got) else f", {n}"
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,6 +156,7 @@ class ProofRecord(msgspec.Struct, frozen=True, kw_only=True):
     before_ms: Figure
     after_ms: Figure
     speed_up: Figure
+    surely: float | None = None  # at the least (below 1: at the most), in place of an interval
     training: str = ""  # the verdict on what was kept, in words
     numerics: str = "unknown"
     same_batches: bool | None = None
@@ -162,6 +179,8 @@ class ProofRecord(msgspec.Struct, frozen=True, kw_only=True):
         got, times = self.speed_up, self.promised_speed_up
         between = "" if got.low is None or got.high is None else f" [{got.low:.2f}, {got.high:.2f}]"
         said = f"got {fmt.ratio(got.value)}{between}"
+        if self.surely is not None:
+            said = f"got at {'least' if self.surely > 1.0 else 'most'} {fmt.ratio(self.surely)}"
         if times is not None:
             at_best = "at best " if self.promise_at_best else ""
             word = "expected" if self.promised_gain is False else "promised"
@@ -169,6 +188,7 @@ class ProofRecord(msgspec.Struct, frozen=True, kw_only=True):
             missed = f", not as {word}" if self.promise_kept is False else ""
             if (
                 self.promise_kept is None
+                and self.surely is None
                 and got.low is not None
                 and got.low <= 1.0 <= (got.high or math.inf)
             ):
@@ -186,6 +206,7 @@ def record(
         before_ms=_figure(proof.before_ms),
         after_ms=_figure(proof.after_ms),
         speed_up=_figure(proof.speed_up),
+        surely=proof.bound,
         training=proof.beside(expected),
         expected=expected,
         as_expected=proof.as_expected(expected),

@@ -23,8 +23,9 @@ from loaderdoctor.instrument.wire.channel import (
     CheckedSamples,
     samples_file,
 )
-from loaderdoctor.proving import Proof, agree, decided, kept, looks, may_decide, proof, ratio
+from loaderdoctor.proving import Proof, agree, kept, proof
 from loaderdoctor.proving.samples import Samples, digests_in, input_difference, samples
+from loaderdoctor.proving.speed import decided, looks, may_decide, ratio, surely
 
 # Steps whose inputs and losses are compared, before any is timed.
 N_CHECKED = 30
@@ -61,8 +62,9 @@ def in_turns(original: Side, changed: Side, how: Turns, *, started: Callable[[st
     """Run both in alternating order until that decides, and judge; `started` is told of each run.
 
     They take `how.n_turns` turns, and more up to `how.max_turns` while the ratio is neither told
-    from 1 nor known to be about that (`looks` says after which it is looked at), as long as the
-    last of them may decide it (`may_decide`).
+    from 1 nor known to be about that (`looks` says after which it is looked at), nor the forms
+    that far apart that it needs no interval (`surely`), as long as the last of them may decide it
+    (`may_decide`).
 
     Raises RunError where a run fails, ends before it trained enough steps, or takes too long.
     """
@@ -73,7 +75,7 @@ def in_turns(original: Side, changed: Side, how: Turns, *, started: Callable[[st
         for i in range(after[-1]):
             if i in after:
                 speed_up = ratio(turns, n_looks=len(after))
-                if speed_up is None or decided(speed_up):
+                if speed_up is None or decided(speed_up) or surely(turns) is not None:
                     break
                 of = next(n for n in after if n > i)
                 left = f"{i} turns leave it open ({speed_up.low:.2f} to {speed_up.high:.2f} times "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import posixpath
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ from loaderdoctor import format as fmt
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.report.console.renderables import Legible
 from loaderdoctor.report.model import Report, Shares
+from loaderdoctor.report.run_model import Script
 from loaderdoctor.report.words import SHARE_ORDER
 from loaderdoctor.setting_words import READINGS, heading, phrase
 
@@ -41,6 +43,7 @@ class Comparison:
     shares: tuple[ShareChange, ...]
     settings: tuple[tuple[str, object, object], ...]  # name, A, B: only what differs
     caveats: tuple[str, ...]  # what makes the two hard to compare
+    of_one_script: bool = True  # as far as is known
     per: str  # what times are of: where batch sizes differ, B's are for as many samples as A's
 
     @property
@@ -78,17 +81,22 @@ def compare(a: Report, b: Report) -> Comparison:
         difference_ms=difference,
         shares=tuple(
             ShareChange(
-                name=name, before_ms=_share_ms(a, name), after_ms=_scaled(_share_ms(b, name), times)
+                name=name,
+                before_ms=_share_ms(a, name, b),
+                after_ms=_scaled(_share_ms(b, name, a), times),
             )
             for name in SHARE_ORDER
         )
         + _outside(a, b, times),
         settings=_settings(a, b),
         caveats=_caveats(a, b),
+        of_one_script=_other_script(a, b) is None,
         per="a step" if times == 1.0 else "for as many samples",
     )
 
 
+# What comes each so many steps was surely due in twice as many.
+_PERIODS = 2
 MAX_BATCH = 2**31  # samples: a report.json may be anyone's
 
 
@@ -117,16 +125,40 @@ def _estimate(report: Report, times: float = 1.0) -> Estimate | None:
     return Estimate(value=wall * times, low=low, high=high, n=report.step.count)
 
 
-def _share_ms(report: Report, name: str) -> float | None:
+def _share_ms(report: Report, name: str, beside: Report) -> float | None:
+    """None where it was not recorded; so is what is left of a step of which `beside` knows more."""
     shares: Shares | None = report.shares
     value: float | None = getattr(shares, name) if shares is not None else None
+    if name == "other" and not _recorded(beside) <= _recorded(report):
+        return None
     wall = report.step.wall_ms
     return value * wall if value is not None and wall is not None else None
 
 
+# Shares that `other` holds too where they were not recorded.
+_WITHIN_OTHER = ("input", "host", "compute")
+
+
+def _recorded(report: Report) -> set[str]:
+    shares = report.shares
+    return {n for n in _WITHIN_OTHER if shares is not None and getattr(shares, n) is not None}
+
+
+def _outside_ms(report: Report, beside: Report) -> float | None:
+    """None where it was not recorded; nor is nothing that was watched for less than it may take."""
+    wall = report.wall
+    if wall is None:
+        return None
+    if not wall.outside and report.run is None and beside.wall is not None:
+        every = [part.every_steps for part in beside.wall.outside]
+        if any(n is None or wall.n_steps < _PERIODS * n for n in every):
+            return None
+    return wall.total_ms - wall.step_ms
+
+
 def _outside(a: Report, b: Report, times: float) -> tuple[ShareChange, ...]:
     """What lies outside the steps, a training step, where either run has any."""
-    before, after = (None if r.wall is None else r.wall.total_ms - r.wall.step_ms for r in (a, b))
+    before, after = _outside_ms(a, b), _outside_ms(b, a)
     if not before and not after:
         return ()
     return (ShareChange(name="outside", before_ms=before, after_ms=_scaled(after, times)),)
@@ -151,8 +183,11 @@ _SURROUNDINGS = ("host", "device_name", "usable_cpus", "torch", "n_threads")
 
 def _caveats(a: Report, b: Report) -> tuple[str, ...]:
     found = []
-    if a.target != b.target:
-        found.append(f"they ran different things: {a.target} and {b.target}")
+    if (other := _other_script(a, b)) is not None:
+        found.append(f"they ran different things: {other[0]} and {other[1]}")
+    data = tuple(r.loaders[0].dataset if r.loaders else None for r in (a, b))
+    if data[0] != data[1] and None not in data:
+        found.append(f"the dataset differs: {data[0]} and {data[1]}")
     for name in _SURROUNDINGS:
         x, y = a.environment.get(name), b.environment.get(name)
         if x != y and x is not None and y is not None:
@@ -164,6 +199,26 @@ def _caveats(a: Report, b: Report) -> tuple[str, ...]:
             "many samples as a step of the first"
         )
     return tuple(found)
+
+
+def _other_script(a: Report, b: Report) -> tuple[str, str] | None:
+    """What each ran, where that differs: other files, of which the text differs too."""
+    if a.target != b.target:
+        return a.target, b.target
+    if a.script is None or b.script is None:
+        return None
+    ours, theirs = _main_file(a.script), _main_file(b.script)
+    if ours is None or theirs is None or ours[0] == theirs[0] or ours[1] == theirs[1]:
+        return None  # one file, before and after a change, or one text in two folders
+    return ours[0], theirs[0]
+
+
+def _main_file(script: Script) -> tuple[str, str] | None:
+    """(path, hash) of the script itself; None where it was not kept."""
+    if script.given is None:
+        return None
+    path = posixpath.normpath(posixpath.join(script.cwd, script.given.replace("\\", "/")))
+    return (path, script.sources[path]) if path in script.sources else None
 
 
 _MAX_CHARS = 160
@@ -214,10 +269,11 @@ def sentence(found: Comparison) -> str:
         margin = max(abs(difference.low), abs(difference.high))
         return f"No difference beyond the noise: {steps}, at most {fmt.ms(margin)} apart."
     less = found.change == "faster"
+    of = "" if found.of_one_script else ", of two scripts that differ"
     shown = abs(difference.value)
     mirrored = (-interval[1], -interval[0]) if less else interval
     word = "less" if less else "more"
-    return f"{found.change.capitalize()}: {steps}, {fmt.ms(shown, mirrored)} {word}."
+    return f"{found.change.capitalize()}: {steps}, {fmt.ms(shown, mirrored)} {word}{of}."
 
 
 def _pair(before: float | None, after: float | None) -> tuple[str, str, str]:

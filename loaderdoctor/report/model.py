@@ -142,6 +142,7 @@ class Recommendation(Struct, frozen=True, kw_only=True):
     windows_step_ms: float | None = None
     # 95 % of how many times as fast a new process of the script is; None: not measured.
     speed_up_ci: Interval | None = None
+    tuned: str | None = None  # `run --tune` tried it, and what came of that; None: it did not
 
 
 class NotAdvised(Struct, frozen=True, kw_only=True):

@@ -29,6 +29,7 @@ from loaderdoctor.tryout import Resources
 from loaderdoctor.tryout.comparing import Compared
 
 UNSAFE = "predicted, and not advised here, for the reason given under “Not advised”"
+NOTHING: Mapping[str, str] = {}
 
 
 class Elsewhere(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,8 +67,8 @@ def answered(
     if facts.command == "analyze":
         return check_predictions(findings, (), own=own, untried=untested)
     tried = outcomes(trials, own.as_dict(), facts.command)
-    unsafe = {row.setting for row in not_advised}
-    return check_predictions(findings, tried, own=own, unsafe=unsafe)
+    unsafe = {row.setting: UNSAFE for row in not_advised}
+    return check_predictions(findings, tried, own=own, marks=unsafe)
 
 
 def not_tested(elsewhere: Elsewhere | None, *, tries: bool = True) -> str:
@@ -164,14 +165,13 @@ def check_predictions(
     own: Settings,
     tried: str = "Tried in this run",
     untried: str = "predicted, not tried in this run",
-    unsafe: Collection[str] = (),
+    marks: Mapping[str, str] = NOTHING,
 ) -> tuple[Finding, ...]:
     """The findings with each of their predictions answered, in their order.
 
     `own` are the settings of the loop as it is. `tried` begins what was measured, `untried` marks
-    an expectation that nothing has tested; `unsafe` are settings that would break this run.
+    an expectation that nothing has tested; `marks` do so instead, of settings that have one.
     """
-    marks = dict.fromkeys(unsafe, UNSAFE)
     return tuple(_checked(finding, outcomes, own, tried, untried, marks) for finding in findings)
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from loaderdoctor.commands.view import compare as command
 from loaderdoctor.errors import UsageError
-from loaderdoctor.report import encode_report, model
+from loaderdoctor.report import encode_report, model, run_model
 from loaderdoctor.report.comparison import compare, render_comparison, sentence
 
 
@@ -117,6 +117,76 @@ def test_runs_of_other_batch_sizes_are_compared_for_as_many_samples() -> None:
     assert sentence(found).startswith("Faster: 40.0 ms → 30.0 ms for as many samples, 10.0 ± 1.1")
     assert {s.name: s.after_ms for s in found.shares}["input"] == pytest.approx(15.0)
     assert compare(before, run(20.0, 1.0, batch_size=32)).change == "no difference"
+
+
+def script(folder: str, text: str, name: str = "train.py") -> run_model.Script:
+    path = f"{folder}/{name}"
+    return run_model.Script(
+        given=name, module=None, args=(), cwd=folder, n_ranks=1, sources={path: text}
+    )
+
+
+@pytest.mark.parametrize(("second", "differs"), [
+    (script("/b", "two"), True),
+    (script("/b", "one"), False),  # a copy of it
+    (script("/a", "two"), False),  # the same, edited since
+    (None, False),
+])  # fmt: skip
+def test_two_scripts_of_one_name_are_two(second: run_model.Script | None, differs: bool) -> None:
+    before = msgspec.structs.replace(run(40.0, 1.0), script=script("/a", "one"))
+    found = compare(before, msgspec.structs.replace(run(20.0, 1.0), script=second))
+    assert found.change == "faster"
+    assert ("they ran different things: /a/train.py and /b/train.py" in found.caveats) is differs
+    assert ("less, of two scripts that differ." in sentence(found)) is differs
+
+
+def test_another_dataset_is_said() -> None:
+    pair = [
+        msgspec.structs.replace(
+            report, loaders=(msgspec.structs.replace(report.loaders[0], dataset=name),)
+        )
+        for report, name in ((run(40.0, 1.0), "Houses"), (run(20.0, 1.0), "Folder"))
+    ]
+    assert compare(*pair).caveats == ("the dataset differs: Houses and Folder",)
+
+
+def test_what_one_run_never_recorded_is_no_change() -> None:
+    """A `run` without a profile: all but the waits is `other`."""
+    whole = run(40.0, 1.0)
+    bare = msgspec.structs.replace(
+        whole,
+        command="run",
+        shares=model.Shares(
+            compute=None, communication=None, copy=None, input=0.5, host=None, other=0.5
+        ),
+    )
+    there, back = compare(bare, whole), compare(whole, bare)
+    assert {s.name: s.before_ms for s in there.shares}["other"] is None
+    assert {s.name: s.after_ms for s in back.shares}["other"] is None
+    assert {s.name: s.after_ms for s in compare(bare, bare).shares}["other"] == 20.0
+
+
+@pytest.mark.parametrize(("n_steps", "seen_ms"), [(100, None), (400, 0.0)])
+def test_nothing_outside_is_nothing_once_it_was_due(n_steps: int, seen_ms: float | None) -> None:
+    def wall(outside_ms: float, n_steps: int) -> run_model.Wall:
+        part = run_model.Outside(
+            what="validation", site=None, ms_per_step=outside_ms, seconds=1.0, n=2, every_steps=125
+        )
+        return run_model.Wall(
+            total_ms=40.0 + outside_ms,
+            step_ms=40.0,
+            outside_ms=outside_ms,
+            outside_share=0.1,
+            n_steps=n_steps,
+            outside=(part,) if outside_ms else (),
+        )
+
+    before, after = (
+        msgspec.structs.replace(run(40.0, 1.0), wall=one)
+        for one in (wall(3.5, 300), wall(0.0, n_steps))
+    )
+    found = {s.name: (s.before_ms, s.after_ms) for s in compare(before, after).shares}
+    assert found["outside"] == (3.5, seen_ms)
 
 
 @pytest.mark.parametrize("size", [0, -3, 10**400])

@@ -12,16 +12,15 @@ import pytest
 from loaderdoctor.instrument.wire.channel import CheckedRun, CheckedStep
 from loaderdoctor.proving import (
     MAX_NOISE,
-    TOLERANCE,
     Promise,
     Proof,
     agree,
     kept,
     proof,
-    step_ms,
 )
 from loaderdoctor.proving.record import headline, markdown, record, rows
 from loaderdoctor.proving.samples import Samples
+from loaderdoctor.proving.speed import TOLERANCE, step_ms
 
 N = 30
 FALLING = tuple(1.0 / (i + 1) for i in range(N))
@@ -97,6 +96,36 @@ def test_one_turn_has_no_interval() -> None:
     assert found.faster() is None
     assert found.own is None
     assert "too few turns for an interval" in headline(found)
+
+
+def test_a_large_gain_in_turns_that_differ_is_told_by_what_is_certain() -> None:
+    """Of a mean of three turns between 10 and 50 nothing is known; of any two runs, that."""
+    found = proved([18.0, 60.0, 30.0], [1.2, 1.2, 1.5])
+    assert found.speed_up.high > 3 * found.speed_up.value
+    assert found.faster() is True
+    assert headline(found) == "At least 12× as fast."
+    assert dict(rows(found))["speed"] == "at least 12× in any of 3 turns, 25× on average"
+    for promise, said in (
+        (Promise(times=10.0), "as promised"),
+        (Promise(times=30.0, at_best=True), "as promised"),
+        (Promise(times=9.0, at_best=True), "not as promised"),
+        (Promise(times=60.0), "too noisy to tell"),
+    ):
+        assert f"At least 12× as fast; {said}" in headline(found, promise=promise)
+    one = record(found, changes="x", promise=Promise(times=10.0))
+    assert one.sentence.startswith("x: promised 10×, got at least 12×;")
+
+
+def test_a_large_loss_in_turns_that_differ_is_one() -> None:
+    found = proved([1.2, 1.2, 1.5], [18.0, 60.0, 30.0])
+    assert headline(found) == "Slower: at most 0.08× as fast."
+    assert found.keeps(Promise(times=2.0)) is False
+
+
+def test_turns_that_differ_as_much_as_the_forms_tell_nothing_certain() -> None:
+    found = proved([18.0, 60.0, 30.0], [10.0, 6.0, 18.0])
+    assert "(turns differ too much for an interval)" in headline(found)
+    assert dict(rows(found))["speed"].endswith("for an interval), 3 turns")
 
 
 def test_a_run_that_is_too_short_to_time_proves_nothing() -> None:

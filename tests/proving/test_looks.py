@@ -12,7 +12,7 @@ import pytest
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.instrument.entry.checked_run import _whole_epochs
 from loaderdoctor.instrument.wire.channel import CheckedRun
-from loaderdoctor.proving import _ratio_of, decided, looks, may_decide, ratio
+from loaderdoctor.proving.speed import _ratio_of, decided, looks, may_decide, ratio, surely
 
 N_PROOFS = 3000
 
@@ -61,6 +61,21 @@ def test_more_looks_mislead_no_more_often_than_one(
     proofs = [played(row, max_turns=max_turns)[0] for row in (spread * noise).tolist()]
     held = sum(x.low <= 1.0 <= x.high for x in proofs) / N_PROOFS
     assert held >= 0.94  # 0.95 less the noise of 3,000
+
+
+def test_noise_alone_hardly_ever_sets_two_forms_that_far_apart() -> None:
+    """Runs that differ by 40 %, of two forms that are as fast as each other."""
+    random = np.random.default_rng(11)
+    times = np.exp(0.4 / math.sqrt(2) * random.standard_normal((N_PROOFS, 3, 2)))
+    turns = [[(of(a), of(b)) for a, b in row] for row in times.tolist()]
+    assert sum(surely(row) is not None for row in turns) <= 1
+    assert surely([(of(30.0), of(2.0)), (of(20.0), of(1.0)), (of(60.0), of(1.5))]) == 10.0
+    assert surely([(of(30.0), of(2.0)), (of(20.0), of(1.0))]) is None  # two are none
+
+
+def of(ms: float) -> CheckedRun:
+    """A run whose only step takes so long."""
+    return CheckedRun(steps=(), step_ns=(0, round(1e6 * ms)), ended="stopped")
 
 
 def test_a_gain_that_three_noisy_turns_leave_open_is_shown_by_more() -> None:

@@ -64,9 +64,9 @@ def test_untried_a_prediction_is_said_and_marked_as_one() -> None:
 
 def test_a_prediction_of_what_would_break_the_run_is_marked_so() -> None:
     finding = the(loader_in_main_process(LOADS_ITSELF))
-    (said,) = check_predictions([finding], (), own=OWN, unsafe=["num_workers"])
+    (said,) = check_predictions([finding], (), own=OWN, marks={"num_workers": UNSAFE})
     assert f"3 workers would keep up: 3.00 ms a step ({UNSAFE})." in said.summary
-    (other,) = check_predictions([finding], (), own=OWN, unsafe=["pin_memory"])
+    (other,) = check_predictions([finding], (), own=OWN, marks={"pin_memory": UNSAFE})
     assert UNSAFE not in other.summary
 
 

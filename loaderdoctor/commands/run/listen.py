@@ -194,6 +194,7 @@ class _Listening:
         if row is not None:
             self._write_loops()
             self._files.state(row)
+            self._write_metrics(row)  # how it ended, and all there is of a short run
         if self._tuned.record is not None and self._tuned.record.not_tuned is None:
             self._teller.say(tuning_summary(self._tuned.record))
         # Imported only now: it is most of this program.
@@ -220,7 +221,7 @@ class _Listening:
             self._due_metrics_s = now_s + METRICS_S
             row = self._row()
             if row is not None:
-                self._files.metrics(openmetrics(row, self._look, self._job.counted))
+                self._write_metrics(row)
         if now_s >= self._due_state_s:
             self._due_state_s = now_s + STATE_S
             row = self._row()
@@ -251,6 +252,9 @@ class _Listening:
             hosts={c.rank: c.hello.host for c in run.connections if c.hello is not None},
             tuning=self._tuned.record,
         )
+
+    def _write_metrics(self, row: Run) -> None:
+        self._files.metrics(openmetrics(row, self._look, self._job.counted))
 
     def _write_loops(self) -> None:
         loops = tuple(

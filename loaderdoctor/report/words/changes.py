@@ -164,7 +164,8 @@ class Change:
         Where it was tried in too few windows to tell, what those took stands in its place.
         """
         first = self.first
-        predicted, untested = first.predicted_step_ms, first.untested
+        predicted, tuned = first.predicted_step_ms, first.tuned
+        untested = first.untested if tuned is None else f"tried in this run: {tuned}"
         if first.seen_step_ms is not None:
             beside = f" next to {fmt.ms(first.own_step_ms)} as is" if first.own_step_ms else ""
             return f"{fmt.ms(first.seen_step_ms)} a step{beside}, in too few windows to tell"

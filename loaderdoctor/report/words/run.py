@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from loaderdoctor import format as fmt
 from loaderdoctor.facts.step import HIGH_SHARE, MODERATE_SHARE
-from loaderdoctor.instrument.wire.measured import TuningRecord
+from loaderdoctor.instrument.wire.measured import TriedRecord, TuningRecord
 from loaderdoctor.report.model import Report, Verdict
 from loaderdoctor.report.run_model import Run, RunAlert, RunEpoch, RunTime
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings
@@ -251,6 +251,18 @@ def settings_to_write(own: Settings, chosen: Settings) -> Settings:
     return Settings(**differs)  # type: ignore[arg-type]
 
 
+def came_of(one: TriedRecord) -> str:
+    """What its trial ended with."""
+    return _CAME_OF_IT[one.verdict] + (f": {one.reason}" if one.reason else "")
+
+
+def tried_words(one: TriedRecord) -> str:
+    """The same with its figures, where the setting is named."""
+    if one.step_ms is None or one.against_ms is None:
+        return came_of(one)
+    return f"{fmt.ms(one.step_ms)} a step next to {fmt.ms(one.against_ms)} before, {came_of(one)}"
+
+
 TRIED_HEADINGS = ("tried", "a step", "before", "at step", "")
 
 
@@ -262,7 +274,7 @@ def tried_rows(tuning: TuningRecord) -> list[tuple[str, str, str, str, str]]:
             fmt.ms(one.step_ms),
             fmt.ms(one.against_ms),
             f"{one.at_step:,}",
-            _CAME_OF_IT[one.verdict] + (f": {one.reason}" if one.reason else ""),
+            came_of(one),
         )
         for one in tuning.tried
     ]

@@ -340,8 +340,10 @@ def _first_change(step_ms: float, change: Change, *, inconclusive: bool = False)
         return f"To change: {title[:1].lower()}{title[1:]}{figure}."
     if change.first.seen_step_ms is not None:
         return f"Tried {change.words()}: {prediction}."
-    how = "tried here in too few windows to tell" if inconclusive else "not tried here"
     figure = f": {prediction}" if prediction is not None else ""
+    if change.first.tuned is not None:
+        return f"{change.opening}{figure}."
+    how = "tried here in too few windows to tell" if inconclusive else "not tried here"
     return f"Try {change.words()}{figure}; it was {how}."
 
 

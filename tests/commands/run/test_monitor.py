@@ -55,6 +55,9 @@ def test_the_loop_is_what_it_was_and_there_is_a_report(
     assert report.run.n_steps == 800
     assert report.target.startswith("test_monitor.py:")
     assert (tmp_path / "run" / "report.html").is_file()
+    figures = (tmp_path / "metrics.prom").read_text().splitlines()
+    assert "loaderdoctor_steps_total 800" in figures  # to the end, before any interval
+    assert figures[-1] == "# EOF"
     capsys.readouterr()
     monitor.report()
     assert "The whole run" in capsys.readouterr().out

@@ -59,6 +59,7 @@ _DOUBTS = (
     "process-alone",
     "ranks-not-matched",
     "rank-not-read",
+    "captures-left-out",
     "processes-left-out",
     "unexplained-time",
     "noisy-machine",

@@ -20,7 +20,14 @@ from loaderdoctor.attribution.device_work import (
 from loaderdoctor.attribution.fetches import Fetches, fetches_of
 from loaderdoctor.attribution.gpu import compute_facts, gpu_facts
 from loaderdoctor.attribution.host import freeing, host_hotspots
-from loaderdoctor.attribution.trace_rows import Mask, Rows, device_unseen, rows_of
+from loaderdoctor.attribution.trace_rows import (
+    Mask,
+    Rows,
+    device_unseen,
+    kernels_unseen,
+    rows_of,
+    without_device_work,
+)
 from loaderdoctor.attribution.user_code import user_ranges
 from loaderdoctor.estimate import Estimate, mean
 from loaderdoctor.facts.step import NO_SHARES, Hidden
@@ -68,6 +75,9 @@ def attribute(trace: Trace) -> Attributed:
     others = other_processes(trace, rows)
     if others:
         trace = without_processes(trace, rows, others)
+        rows = rows_of(trace)
+    if kernels_unseen(rows):
+        trace = without_device_work(trace)
         rows = rows_of(trace)
     clock = step_clock(rows)
     fetches = fetches_of(rows)

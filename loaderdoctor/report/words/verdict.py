@@ -242,7 +242,7 @@ def nothing_judged(facts: Facts) -> str:
     n_steps = facts.step.n_steps if facts.step is not None else None
     if facts.trace is not None and facts.trace.device_unseen:
         return (
-            "No verdict: the loop ran beside an accelerator of which nothing was recorded, and "
+            "No verdict: the loop ran beside an accelerator of which no kernel was recorded, and "
             "what it waits for may cost nothing behind that. Record the accelerator too "
             "(ProfilerActivity.CUDA)."
         )

@@ -29,7 +29,7 @@ from loaderdoctor.commands.options import (
     torchrun_options,
     torchrun_words,
 )
-from loaderdoctor.errors import EXIT_USAGE, LoaderdoctorError
+from loaderdoctor.errors import EXIT_USAGE, LoaderdoctorError, whole_output
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 SCRIPT_CONTEXT = {**CONTEXT, "allow_interspersed_args": False}
@@ -381,7 +381,8 @@ def env() -> int:
 def main(argv: list[str] | None = None) -> None:
     """Console entry: run a command and exit with its code."""
     try:
-        code = cli.main(args=argv, prog_name="loaderdoctor", standalone_mode=False)
+        with whole_output():
+            code = cli.main(args=argv, prog_name="loaderdoctor", standalone_mode=False)
     except click.ClickException as error:
         error.show()
         sys.exit(EXIT_USAGE)

@@ -20,7 +20,14 @@ from loaderdoctor.attribution.device_work import (
 from loaderdoctor.attribution.fetches import Fetches, fetches_of
 from loaderdoctor.attribution.gpu import compute_facts, gpu_facts
 from loaderdoctor.attribution.host import freeing, host_hotspots
-from loaderdoctor.attribution.trace_rows import Mask, Rows, device_unseen, rows_of
+from loaderdoctor.attribution.trace_rows import (
+    Mask,
+    Rows,
+    device_unseen,
+    kernels_unseen,
+    rows_of,
+    without_device_work,
+)
 from loaderdoctor.attribution.user_code import user_ranges
 from loaderdoctor.estimate import Estimate, mean
 from loaderdoctor.facts.step import NO_SHARES, Hidden, LeftOut
@@ -69,6 +76,9 @@ def attribute(trace: Trace) -> Attributed:
     others = other_processes(trace, rows)
     if others:
         trace = without_processes(trace, rows, others)
+        rows = rows_of(trace)
+    if kernels_unseen(rows):
+        trace = without_device_work(trace)
         rows = rows_of(trace)
     clock = step_clock(rows)
     fetches = fetches_of(rows)
@@ -157,8 +167,11 @@ def _input_known(rows: Rows, fetches: Fetches, copies: CopyRows) -> bool:
 
     Without a sign of a loader it can't, but for one case: nothing is copied to the device, so the
     batches come from nowhere but the device itself, and getting them costs kernels or nothing.
+    That too only the host's events tell.
     """
-    return fetches.recorded or not copies.of_batch(rows).any()
+    if fetches.recorded:
+        return True
+    return rows.training_thread != ABSENT and not copies.of_batch(rows).any()
 
 
 def facts_of(
@@ -212,10 +225,19 @@ def facts_of(
         trains=trains(rows),
         device_unseen=device_unseen(trace, rows, recorded_here=recorded_here),
     )
-    if facts.device_unseen:
+    if facts.device_unseen or (not recorded_here and only_marks(facts)):
         none = Hidden(input_ms=None, copy_ms=None)
         return replace(facts, shares=NO_SHARES, hidden=none, few_steps={})
     return replace(facts, plain_shares=identity.without_profiler(facts))
+
+
+def only_marks(facts: TraceFacts) -> bool:
+    """Whether no op and no loader was recorded: what fills the steps is not known.
+
+    Of a loop that we record plain windows and stack samples know more than its trace.
+    """
+    nothing = facts.host.profiler is None and not facts.fetching.recorded
+    return nothing and not facts.has_accelerator
 
 
 # Of fewer the mean has a noise worth showing: repeats of whole windows differ by some percent.

@@ -18,7 +18,7 @@ from loaderdoctor.attribution.clock import StepClock
 from loaderdoctor.attribution.fetches import Fetches, silence_at
 from loaderdoctor.attribution.trace_rows import Mask, Rows
 from loaderdoctor.facts.host import longer_silences_ms, work_between
-from loaderdoctor.facts.step import MODERATE_SHARE, Shares
+from loaderdoctor.facts.step import MODERATE_SHARE, NO_SHARES, Shares
 from loaderdoctor.facts.trace import ProfilerFacts, TraceFacts, copy_calls_ms, workers_set_the_pace
 from loaderdoctor.intervals import EMPTY, Intervals
 from loaderdoctor.trace.columns import ABSENT, I64, Category, Trace
@@ -49,11 +49,13 @@ class Partition:
         return {name: part for name, part in named.items() if part is not None}
 
     def shares(self) -> Shares:
-        """As parts of the window; an empty window is all `other`."""
+        """As parts of the window; of an empty window none is known."""
         total = self.window.total_ns
+        if not total:
+            return NO_SHARES
         parts: dict[str, float | None] = dict.fromkeys(("copy", "input"))
-        parts |= {k: part.total_ns / total if total else 0.0 for k, part in self.parts().items()}
-        return Shares(**(parts if total else {**parts, "other": 1.0}))
+        parts |= {name: part.total_ns / total for name, part in self.parts().items()}
+        return Shares(**parts)
 
 
 def with_accelerator(

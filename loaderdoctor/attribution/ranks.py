@@ -16,7 +16,7 @@ from loaderdoctor.facts import RankFacts
 from loaderdoctor.facts.step import Shares
 from loaderdoctor.facts.trace import TraceFacts
 from loaderdoctor.intervals import Intervals
-from loaderdoctor.trace.columns import I32, I64, Category, Trace
+from loaderdoctor.trace.columns import ABSENT, I32, I64, Category, Trace
 from loaderdoctor.units import NS_PER_MS
 
 LATEST_NS = 1 << 62  # the year 2116; times within a trace may be added to it
@@ -50,7 +50,9 @@ class RankTrace:
     n_malformed: int
     n_other_processes: int
     n_later_events: int = 0  # left out for want of memory
+    pid: str | None = None  # of the process that trains, as the trace has it
     start_ns: int  # the trace's beginning, since the epoch
+    end_ns: int
     collectives: Collectives
     communication: Intervals  # exposed, within the steps; ns since the epoch, this rank's clock
 
@@ -65,6 +67,7 @@ def rank_trace(attributed: Attributed, *, recorded_here: bool = True) -> RankTra
     trace = attributed.trace
     at = epoch_ns(trace)
     communication = attributed.partition.communication
+    training = attributed.rows.training_thread
     return RankTrace(
         source=str(trace.source),
         rank=trace.rank,
@@ -74,7 +77,9 @@ def rank_trace(attributed: Attributed, *, recorded_here: bool = True) -> RankTra
         n_malformed=trace.n_dropped_events,
         n_other_processes=attributed.n_other_processes,
         n_later_events=trace.n_later_events,
+        pid=trace.threads[training].pid if training != ABSENT else None,
         start_ns=at,
+        end_ns=at + int(trace.spans.end_ns.max(initial=0)),
         collectives=_collectives(attributed.rows, at),
         communication=Intervals(communication.starts + at, communication.ends + at),
     )

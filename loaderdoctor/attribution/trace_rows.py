@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -178,6 +178,22 @@ def device_unseen(trace: Trace, rows: Rows, *, recorded_here: bool) -> bool:
     if (rows.flags.launch | rows.flags.batch_call)[calls].any() or any(map(_ON_DEVICE.match, ops)):
         return True
     return bool(trace.devices) and not calls.size and not recorded_here
+
+
+def kernels_unseen(rows: Rows) -> bool:
+    """Whether kernels were launched, and what else ran on the device was recorded without them.
+
+    Copies alone look like an accelerator that idles: nothing of the step can be told by them.
+    """
+    if rows.of_category[Category.KERNEL].size or not rows.device_rows.size:
+        return False
+    return bool(rows.flags.launch[rows.names_of_category[Category.RUNTIME]].any())
+
+
+def without_device_work(trace: Trace) -> Trace:
+    """The trace as it would be had nothing been recorded of the device."""
+    device = np.isin(trace.spans.category, np.asarray(DEVICE_CATEGORIES, np.int8))
+    return replace(trace, spans=trace.spans.where(~device), kernel_shapes=None)
 
 
 def rows_of(trace: Trace) -> Rows:

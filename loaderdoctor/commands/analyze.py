@@ -118,6 +118,8 @@ def _analyze(
     if len(paths) == 1:
         return _one(paths[0], options, rules, memory)
     job = read_job(paths, trace_reader(options.engine, options.ray_address, memory))
+    if is_folder and len(job.traces) == 1:
+        return _one(Path(job.traces[0].source), options, rules, memory, _unread(job))
     if is_folder or job.numbered:
         label = ", ".join(map(str, options.traces))
         return _job(label if is_folder else f"{len(paths)} traces", job, options, rules, memory)
@@ -211,7 +213,13 @@ def _read(path: Path, memory: int) -> Trace:
         return read_trace(path, max_memory_bytes=memory, kept_bytes=KEPT_BYTES, on_share=told)
 
 
-def _one(path: Path, options: AnalyzeOptions, rules: tuple[ShareRule, ...], memory: int) -> int:
+def _one(
+    path: Path,
+    options: AnalyzeOptions,
+    rules: tuple[ShareRule, ...],
+    memory: int,
+    of_folder: tuple[ReportWarning, ...] = (),
+) -> int:
     trace = _read(path, memory)
     attributed = attribute(with_events(trace))
     left_out = _left_out(
@@ -221,7 +229,7 @@ def _one(path: Path, options: AnalyzeOptions, rules: tuple[ShareRule, ...], memo
     )
     elsewhere, unread = run_of(path)
     facts = facts_of(attributed, recorded_here=elsewhere is not None)
-    report = report_of_facts(str(path), facts, (*left_out, *unread), elsewhere)
+    report = report_of_facts(str(path), facts, (*left_out, *of_folder, *unread), elsewhere)
     return _deliver(path, attributed, report, options, rules, memory)
 
 
@@ -289,19 +297,26 @@ def _job_warnings(job: Job, unmatched: bool) -> tuple[ReportWarning, ...]:
             n_others=max((trace.n_other_processes for trace in job.traces), default=0),
         )
     ]
-    said += [ReportWarning(kind="rank-not-read", text=text) for text in job.problems]
-    n_ranks = max((trace.n_ranks or 0 for trace in job.traces), default=0)
-    if n_ranks > len(job.traces):
-        text = (
-            f"{len(job.traces)} of the job's {n_ranks} ranks are here; its slowest may be missing."
-        )
-        said.append(ReportWarning(kind="ranks-missing", text=text))
+    said += _unread(job)
     if unmatched and len(job.traces) > 1:
         text = (
             "Too few collectives were found that the traces share, so what ranks wait for one "
             "another is not known; the report's first part is of the rank with the longest step."
         )
         said.append(ReportWarning(kind="ranks-not-matched", text=text))
+    return tuple(said)
+
+
+def _unread(job: Job) -> tuple[ReportWarning, ...]:
+    """What is missing beside the traces of this job that are reported."""
+    said = [ReportWarning(kind="rank-not-read", text=text) for text in job.problems]
+    said += [ReportWarning(kind="captures-left-out", text=text) for text in job.left_out]
+    n_ranks = max((trace.n_ranks or 0 for trace in job.traces), default=0)
+    if n_ranks > len(job.traces):
+        text = (
+            f"{len(job.traces)} of the job's {n_ranks} ranks are here; its slowest may be missing."
+        )
+        said.append(ReportWarning(kind="ranks-missing", text=text))
     return tuple(said)
 
 

@@ -11,7 +11,6 @@ import multiprocessing
 import re
 import socket
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -27,12 +26,12 @@ from loaderdoctor.attribution import attribute
 from loaderdoctor.attribution.ranks import RankTrace, rank_trace
 from loaderdoctor.cluster import RefusedError
 from loaderdoctor.cluster.ray_cluster import RayCluster
+from loaderdoctor.commands.trace_ranks import numbered
 from loaderdoctor.errors import LoaderdoctorError, RunError, TraceError, UsageError
 from loaderdoctor.instrument.system.machine import memory_available_bytes, usable_cpus
 from loaderdoctor.trace import read_trace, with_events
 
 SUFFIXES = (".json", ".json.gz")
-_RANK_IN_NAME = re.compile(r"(?:^|[^a-z])rank[-_.]?(\d+)", re.IGNORECASE)
 EngineName = Literal["local", "ray"]
 
 # Below this another process takes longer to start (0.4 s) than the traces take to read.
@@ -187,6 +186,7 @@ class Job:
     traces: tuple[RankTrace, ...]
     ranks: tuple[int, ...]
     problems: tuple[str, ...]
+    left_out: tuple[str, ...]  # captures that are no rank of this job at this time
     numbered: bool  # whether the traces or their names say that they are ranks
 
 
@@ -214,13 +214,15 @@ def read_job(paths: Sequence[Path], reader: TraceReader = LocalReader()) -> Job:
     read = [one for one in traces.values() if isinstance(one, RankTrace)]
     if not read:
         raise TraceError(problems[0])
-    kept, ranks, numbered, more = _number(read)
-    order = sorted(range(len(kept)), key=lambda i: ranks[i])
+    found_ranks = numbered(read)
+    ranks = found_ranks.ranks
+    order = sorted(range(len(ranks)), key=lambda i: ranks[i])
     return Job(
-        traces=tuple(kept[i] for i in order),
+        traces=tuple(found_ranks.traces[i] for i in order),
         ranks=tuple(ranks[i] for i in order),
-        problems=(*problems, *more),
-        numbered=numbered,
+        problems=(*problems, *found_ranks.uncertain),
+        left_out=found_ranks.left_out,
+        numbered=found_ranks.named,
     )
 
 
@@ -241,54 +243,6 @@ def _summaries(
         for path, found in reader.read(paths):
             yield path, found
             bar.advance(task)
-
-
-def _number(read: list[RankTrace]) -> tuple[list[RankTrace], list[int], bool, list[str]]:
-    """The traces kept, their ranks, whether anything but their order tells these, and problems."""
-    stated = [trace.rank for trace in read]
-    known = [rank for rank in stated if rank is not None]
-    if len(known) == len(read) and len(set(known)) == len(read):
-        return read, known, True, []
-    names = [Path(trace.source).name for trace in read]
-    if (named := ranks_in_names(names)) is not None:
-        return read, named, True, []
-    if len(known) == len(read) and len(set(known)) > 1:
-        return _latest_of_each(read, known)
-    if (counted := numbers_in_names(names)) is not None:
-        return read, counted, False, []
-    said = "Neither the traces nor their names tell the ranks apart: they are numbered by name."
-    return read, list(range(len(read))), False, [said] if len(read) > 1 else []
-
-
-def ranks_in_names(names: Sequence[str]) -> list[int] | None:
-    """Ranks from file names like `trace_rank3.json.gz`; None where not each has its own."""
-    marked = [_RANK_IN_NAME.search(name) for name in names]
-    ranks = [int(match[1]) for match in marked if match is not None]
-    return ranks if len(set(ranks)) == len(names) else None
-
-
-def numbers_in_names(names: Sequence[str]) -> list[int] | None:
-    """Numbers in the names that count the files, as in `worker3.pt.trace.json`; None without."""
-    numbers = [[int(n) for n in re.findall(r"\d{1,9}", name)] for name in names]
-    for place in range(min(map(len, numbers), default=0)):
-        ranks = [found[place] for found in numbers]
-        # Process ids and times differ too; ranks are small.
-        if len(ranks) > 1 and len(set(ranks)) == len(ranks) and max(ranks) <= 2 * len(ranks):
-            return ranks
-    return None
-
-
-def _latest_of_each(
-    read: list[RankTrace], ranks: list[int]
-) -> tuple[list[RankTrace], list[int], bool, list[str]]:
-    """Of several captures of a rank the last: they are of different times."""
-    latest: dict[int, RankTrace] = {}
-    for trace, rank in zip(read, ranks, strict=True):
-        if rank not in latest or trace.start_ns > latest[rank].start_ns:
-            latest[rank] = trace
-    most = max(Counter(ranks).values())
-    text = f"Up to {most} captures of a rank were found; the last one of each is reported."
-    return list(latest.values()), list(latest), True, [text]
 
 
 def _files(entries: Iterator[Path]) -> tuple[Path, ...]:

@@ -46,9 +46,9 @@ class ShareRule:
     text: str
 
     def holds(self, report: Report) -> bool:
-        """Whether the report's share breaks the rule; a share that was not recorded does not."""
+        """Whether the report's share breaks the rule; one that can't be judged does not."""
         value = share_of(report, self.share)
-        if value is None:
+        if value is None or _without_verdict(report, self.share):
             return False
         return bool(_COMPARES[self.comparison](value, self.limit))
 
@@ -69,12 +69,16 @@ def share_rules(texts: Sequence[str]) -> tuple[ShareRule, ...]:
 
 
 def exit_code(report: Report, rules: Sequence[ShareRule]) -> int:
-    """3 where a rule holds (said on stderr), else 0; what was not recorded is said too."""
+    """3 where a rule holds (said on stderr), else 0; what can't be judged is said too."""
     for rule in rules:
+        why = None
         if share_of(report, rule.share) is None:
+            why = f"{rule.share} was not recorded"
+        elif _without_verdict(report, rule.share):
+            why = "there is no verdict"
+        if why is not None:
             sys.stderr.write(
-                f"loaderdoctor: --fail-on {rule.text}: {rule.share} was not recorded, so this was "
-                "not judged\n"
+                f"loaderdoctor: --fail-on {rule.text}: {why}, so this was not judged\n"
             )
     broken = [rule for rule in rules if rule.holds(report)]
     for rule in broken:
@@ -145,6 +149,14 @@ def share_of(report: Report, name: str) -> float | None:
         return None
     value: float | None = getattr(report.shares, name)
     return value
+
+
+def _without_verdict(report: Report, name: str) -> bool:
+    """Whether too little was recorded to judge this share, and nothing but the trace tells it."""
+    whole_run = name == "input" and report.run is not None and report.run.input_share is not None
+    if whole_run or name == "outside" or report.ablation is not None:
+        return False
+    return report.verdict.bound == "unknown"
 
 
 # The same words again come only after this long (trials of settings say them each round).

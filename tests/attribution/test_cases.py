@@ -173,6 +173,19 @@ def test_a_trace_without_the_accelerators_work_judges_no_wait(with_calls: bool) 
     assert best_shares(facts, step(clock="device"), None) is None
 
 
+@pytest.mark.parametrize(
+    "case", ["side_stream_overlap", "item_every_step", "launch_bound_tiny", "pinned_same_stream"]
+)
+def test_copies_without_the_kernels_that_were_launched_judge_nothing(case: str) -> None:
+    """By the copies alone the accelerator idles: 36 % input where there is none."""
+    for lost in ((Category.KERNEL,), (Category.KERNEL, Category.MEMSET)):
+        facts = trace_facts(without(case, *lost))
+        assert facts.device_unseen and not facts.has_accelerator
+        assert judge_trace(facts) == ("unknown", "none")
+        assert find(facts_of_trace(facts)) == ()
+    assert not trace_facts(without(case, Category.RUNTIME, Category.KERNEL)).device_unseen
+
+
 def test_what_others_record_beside_a_gpu_says_nothing_of_a_loop_without_its_calls() -> None:
     """A model without an operator that only a GPU has: what ran where is not known."""
     nothing = without("gpu_resident", *DEVICE_CATEGORIES, Category.RUNTIME)

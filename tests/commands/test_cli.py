@@ -160,6 +160,64 @@ def test_fail_on_exits_3_where_the_rule_holds(rule: str, code: int) -> None:
     assert run("analyze", "--fail-on", rule, str(path)).returncode == code
 
 
+def without_spans(path: Path, *kept: str, **changed: object) -> None:
+    """The sample with the marks of its steps, and of what else these categories hold."""
+    sample = TRACES / "sync_loader_decode.pt.trace.json.gz"
+    document = json.loads(gzip.decompress(sample.read_bytes()))
+    document["deviceProperties"] = []
+    document["traceEvents"] = [
+        {**event, **changed}
+        for event in document["traceEvents"]
+        if event.get("name", "").startswith("ProfilerStep#") or event.get("cat") in kept
+        if event.get("ph") == "X" and event.get("cat") != "gpu_user_annotation"
+    ]
+    path.write_text(json.dumps(document))
+
+
+def test_fail_on_passes_nothing_in_silence_where_there_is_no_verdict(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    rules = "--fail-on", "input>20%", "--fail-on", "host>50%"
+    without_spans(trace)  # the steps are marked, and nothing else is there
+    done = run("analyze", "--verbose", *rules, "--json", str(tmp_path / "r.json"), str(trace))
+    assert done.returncode == 0 and "No verdict: the trace holds no loader" in done.stdout
+    assert done.stderr.count("so this was not judged") == len(done.stderr.splitlines()) == 2
+    found = json.loads((tmp_path / "r.json").read_text())
+    assert found["findings"] == [] and found["shares"]["host"] is None
+    without_spans(trace, "cpu_op", "user_annotation", dur=0)
+    done = run("analyze", *rules, "--json", str(tmp_path / "r.json"), str(trace))
+    assert done.returncode == 0 and "No verdict" in done.stdout
+    assert done.stderr.count("so this was not judged") == len(done.stderr.splitlines()) == 2
+    assert json.loads((tmp_path / "r.json").read_text())["shares"]["input"] is None
+
+
+def test_no_verdict_judges_no_share_that_was_recorded(tmp_path: Path) -> None:
+    """Without step marks the shares are those of the whole window: no rule is judged by them."""
+    sample = TRACES / "sync_loader_decode.pt.trace.json.gz"
+    document = json.loads(gzip.decompress(sample.read_bytes()))
+    document["traceEvents"] = [
+        e for e in document["traceEvents"] if e.get("cat") in ("kernel", "gpu_memcpy", "cpu_op")
+    ]
+    trace = tmp_path / "trace.json"
+    trace.write_text(json.dumps(document))
+    done = run("analyze", "--fail-on", "compute>=0%", str(trace))
+    assert done.returncode == 0, done.stderr
+    assert "there is no verdict, so this was not judged" in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is full")
+@pytest.mark.parametrize("words", [("recipes",), ("analyze",), ("analyze", "--json", "-")])
+def test_a_full_disk_is_told_in_one_line(words: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "loaderdoctor", *words]
+    if words[0] == "analyze":
+        command.append(str(TRACES / "gpu_resident.pt.trace.json.gz"))
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert done.returncode == 1
+    said = [line for line in done.stderr.splitlines() if line.startswith("loaderdoctor: ")]
+    assert said == ["loaderdoctor: stdout: can't be written (No space left on device)."]
+    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
+
+
 @pytest.mark.parametrize("rule", ["loader is slow", "input>1.2.3%", "input>.%", "input>101%"])
 def test_a_rule_that_can_not_be_read_is_refused(rule: str) -> None:
     with pytest.raises(UsageError, match="'input>20%'"):

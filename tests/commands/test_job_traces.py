@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from loaderdoctor.commands.job_traces import numbers_in_names, ranks_in_names, read_job, traces_in
+from loaderdoctor.commands.job_traces import read_job, traces_in
+from loaderdoctor.commands.trace_ranks import numbers_in_names, ranks_in_names
 from loaderdoctor.errors import TraceError, UsageError
 
 TRACES = Path(__file__).parents[2] / "traces"
@@ -22,14 +23,21 @@ STEP_US = 12_000.0
 
 
 def write_rank(
-    path: Path, fetch_us: float, *, rank: int | None, n_ranks: int = 4, n_steps: int = 10
+    path: Path,
+    fetch_us: float,
+    *,
+    rank: int | None,
+    n_ranks: int = 4,
+    n_steps: int = 10,
+    pid: int = 1,
+    late_s: int = 0,
 ) -> Path:
     """A gloo rank in step with its peers: it fetches, computes 1 ms, and reduces to the end."""
     events: list[dict[str, Any]] = []
 
     def add(name: str, cat: str, ts: float, end: float, tid: int = 1) -> None:
         events.append(
-            {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": tid, "ts": ts, "dur": end - ts}
+            {"ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": end - ts}
         )
 
     for n in range(n_steps):
@@ -42,7 +50,7 @@ def write_rank(
     document: dict[str, Any] = {
         "schemaVersion": 1,
         "host_name": "node1",
-        "baseTimeNanoseconds": 1_700_000_000_000_000_000,
+        "baseTimeNanoseconds": 1_700_000_000_000_000_000 + late_s * 10**9,
         "traceEvents": events,
     }
     if rank is not None:
@@ -150,14 +158,68 @@ def test_the_last_of_several_captures_of_a_rank_counts(tmp_path: Path) -> None:
     for capture in range(2):
         for rank in range(2):
             path = tmp_path / f"worker_{1000 * capture + 17 * rank + 100}.json.gz"
-            write_rank(path, 2000.0 + 1000 * capture, rank=rank)
-            document = json.loads(gzip.decompress(path.read_bytes()))
-            document["baseTimeNanoseconds"] += capture * 60_000_000_000
-            path.write_bytes(gzip.compress(json.dumps(document).encode()))
+            write_rank(path, 2000.0 + 1000 * capture, rank=rank, late_s=60 * capture)
     job = read_job(traces_in(tmp_path))
     assert job.ranks == (0, 1)
     assert all("worker_11" in t.source for t in job.traces)
-    assert "captures of a rank" in job.problems[0]
+    assert "captures of a rank" in job.left_out[0]
+
+
+# As tensorboard_trace_handler names them: worker, nanoseconds.
+_CAPTURES = "vm_4283.1796097137987077550", "vm_4283.1796097138183933808"
+
+
+@pytest.mark.parametrize(
+    ("rank", "said"),
+    [
+        (None, ["2 captures of one process were found; the last one is reported."]),
+        (
+            1,
+            [
+                "2 captures of rank 1 were found; the last one is reported.",
+                "1 of the job's 2 ranks are here; its slowest may be missing.",
+            ],
+        ),
+    ],
+)
+def test_captures_of_one_process_are_no_ranks(
+    tmp_path: Path, rank: int | None, said: list[str]
+) -> None:
+    for n, name in enumerate(_CAPTURES):
+        path = tmp_path / f"{name}.pt.trace.json.gz"
+        write_rank(path, 9000.0 - 3000 * n, rank=rank, n_ranks=2, pid=4283, late_s=n)
+    found = report(tmp_path)
+    assert not found["ranks"]
+    assert found["shares"]["input"] == pytest.approx(0.5, abs=0.01)
+    assert [w["text"] for w in found["warnings"]] == said
+
+
+def test_a_copy_of_a_rank_is_no_peer(tmp_path: Path) -> None:
+    trace = write_rank(tmp_path / "rank0.json.gz", 2000.0, rank=0, n_ranks=2)
+    shutil.copy(trace, tmp_path / "rank0_copy.json.gz")
+    assert report(tmp_path)["verdict"] == report(trace)["verdict"]
+    other = tmp_path / "unstated"
+    other.mkdir()
+    for name in ("a", "b"):
+        write_rank(other / f"{name}.json.gz", 2000.0, rank=None)
+    assert len(read_job(traces_in(other)).traces) == 1
+
+
+def test_runs_one_after_the_other_are_no_ranks(tmp_path: Path) -> None:
+    for pid in (100, 200):
+        write_rank(tmp_path / f"vm_{pid}.json.gz", 2000.0, rank=None, pid=pid, late_s=pid)
+    job = read_job(traces_in(tmp_path))
+    assert [Path(t.source).name for t in job.traces] == ["vm_200.json.gz"]
+    assert job.left_out[0].startswith("Of 2 traces 1 is of another time than the last one")
+
+
+def test_processes_of_one_time_that_tell_no_rank_are_ranks(tmp_path: Path) -> None:
+    for pid in (412, 418):
+        for n in range(2):
+            write_rank(tmp_path / f"h_{pid}.{n}9.json.gz", 2000.0, rank=None, pid=pid, late_s=n)
+    job = read_job(traces_in(tmp_path))
+    assert [Path(t.source).name for t in job.traces] == ["h_412.19.json.gz", "h_418.19.json.gz"]
+    assert job.left_out and "numbered by name" in job.problems[0]
 
 
 def test_ranks_from_file_names() -> None:
@@ -167,6 +229,7 @@ def test_ranks_from_file_names() -> None:
     assert ranks_in_names(["frank1.json", "rank2.json"]) is None
     assert numbers_in_names(["w1.json", "w0.json", "w2.json"]) == [1, 0, 2]
     assert numbers_in_names(["host_412.17.json", "host_413.18.json"]) is None
+    assert numbers_in_names([f"{name}.json" for name in _CAPTURES]) is None
 
 
 def test_a_run_folder_is_read_by_its_full_traces(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from loaderdoctor.facts import Facts
+from loaderdoctor.facts.step import NO_SHARES
 from loaderdoctor.findings import Finding, Kind, Rule, Severity, with_aspects
 from loaderdoctor.findings.exposure import severity
 from loaderdoctor.findings.rules import (
@@ -300,8 +301,8 @@ def find(facts: Facts) -> tuple[Finding, ...]:
 
     What is the same time seen from another side follows its cause.
     """
-    if facts.trace is not None and (facts.trace.wall_ms <= 0 or facts.trace.device_unseen):
-        facts = replace(facts, trace=None)  # nor does a window without length show anything
+    if facts.trace is not None and facts.trace.shares == NO_SHARES:
+        facts = replace(facts, trace=None)  # of a step of which no part is known it shows nothing
     if not facts.has_steps:
         return ()  # every rule speaks of what a step costs
     found = [of_whole_wall(x, facts) for rule in RULES if (x := rule(facts)) is not None]

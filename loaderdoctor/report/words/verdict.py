@@ -60,6 +60,7 @@ _DOUBTS = (
     "process-alone",
     "ranks-not-matched",
     "rank-not-read",
+    "captures-left-out",
     "processes-left-out",
     "unexplained-time",
     "noisy-machine",
@@ -242,9 +243,8 @@ def nothing_judged(facts: Facts) -> str:
     n_steps = facts.step.n_steps if facts.step is not None else None
     if facts.trace is not None and facts.trace.device_unseen:
         return (
-            "No verdict: the loop ran beside an accelerator of which nothing was recorded, and "
-            "what it waits for may cost nothing behind that. Record the accelerator too "
-            "(ProfilerActivity.CUDA)."
+            "No verdict: no kernel of the accelerator beside the loop was recorded, and what it "
+            "waits for may cost nothing behind those. Record it too (ProfilerActivity.CUDA)."
         )
     if n_steps is None and facts.trace is not None:
         n_steps = facts.trace.n_steps
@@ -256,16 +256,17 @@ def nothing_judged(facts: Facts) -> str:
     if not n_steps:
         return "No verdict: no whole step was recorded. Record some steps of the loop."
     if n_steps < MIN_STEPS:
+        seen = fmt.count(n_steps, "step")
+        return f"No verdict: not enough steps ({seen} recorded). Record more of them."
+    no_loader = facts.trace and not facts.trace.fetching.recorded and facts.step is None
+    in_none = (facts.share("other") or 0.0) > HIGH_SHARE and trace_alone(facts)
+    if in_none and not (no_loader and facts.share("host") is None):
+        part = fmt.share(facts.share("other"))
         return (
-            f"No verdict: not enough steps ({fmt.count(n_steps, 'step')} recorded). "
-            "Record more of them."
+            f"No verdict: {part} of the step is in no share. Either part of the loop was not "
+            "recorded, or the accelerator's clock is not the host's."
         )
-    if (facts.share("other") or 0.0) > HIGH_SHARE and trace_alone(facts):
-        return (
-            f"No verdict: {fmt.share(facts.share('other'))} of the step is in no share. Either "
-            "part of the loop was not recorded, or the accelerator's clock is not the host's."
-        )
-    if facts.trace is not None and not facts.trace.fetching.recorded and facts.step is None:
+    if no_loader:
         return (
             "No verdict: the trace holds no loader events, so what the loop waits for is not "
             "recorded. Profile the CPU too (ProfilerActivity.CPU)."

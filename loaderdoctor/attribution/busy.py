@@ -19,6 +19,8 @@ though kernels of its own were launched before: no loader, no copy and no host i
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from loaderdoctor.attribution.clock import StepClock
@@ -119,10 +121,11 @@ def _idle_gaps(
     usual = float(np.median(of_steps)) if clock.n_steps > 1 else 0.0
     if usual < MIN_USUAL_SHARE:
         return None
+    # Rounded up, so that neighbours meet: apart by a nanosecond they would be gaps of their own.
+    half = math.ceil(every / 2)
+    at = middles[shares < LOW * usual]
     # Steps may be far apart; what lies between them is not of the window.
-    low = Intervals.of(
-        *(middles[shares < LOW * usual] + sign * int(every / 2 + 0.5) for sign in (-1, 1))
-    ).intersect(clock.window)
+    low = Intervals.of(at - half, at + half).intersect(clock.window)
     least = (1 - LOW * usual) * float(np.median(lengths))
     kept = low.lengths_ns >= max(least, MINOR * low.lengths_ns.max(initial=0))
     low = Intervals(low.starts[kept], low.ends[kept])

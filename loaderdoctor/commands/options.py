@@ -126,8 +126,9 @@ class AnyPath(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
             os.stat(value)  # noqa: PTH116 - not a Path before it is converted
-        except (FileNotFoundError, NotADirectoryError):
-            pass  # what that means the command knows
+        except (FileNotFoundError, NotADirectoryError):  # what that means the command knows
+            if not value:  # which pathlib takes for the current folder
+                raise UsageError("A path is empty, as of a variable that is not set.") from None
         except OSError as error:
             raise UsageError(f"{value}: {error.strerror}. Check the path.") from None
         return super().convert(value, param, ctx)

@@ -96,6 +96,12 @@ def with_events(trace: Trace) -> Trace:
             f"none of its {n_spans:,} spans is an operator, a call of the runtime, a kernel or an "
             "annotation",
         )
+    if not n_spans and (n_begun := trace.text.n_begun):
+        raise not_a_trace(
+            trace.source,
+            f'it has no complete events ("ph": "X"), which torch.profiler writes: its {n_begun:,} '
+            "spans are pairs of a begin and an end",
+        )
     what = f" that can be read ({n} are malformed)" if n else ""
     raise TraceError(
         f"{trace.source}: no events{what}: nothing was recorded. Export the trace after at least "
@@ -184,6 +190,7 @@ def _read(
         text=Text(
             n_bytes=batches.n_bytes if parts is None else path.stat().st_size,
             n_events=rows.n_events,
+            n_begun=rows.n_begun,
             is_strict=rows.is_strict,
         ),
     )

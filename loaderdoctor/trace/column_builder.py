@@ -43,12 +43,14 @@ from loaderdoctor.trace.source import BYTES_PER_NAME
 _ANNOTATIONS = ("enumerate(DataLoader)", "ProfilerStep#", "Optimizer.")
 # Of these there are millions; others are looked at one by one.
 _PASSED_BY = frozenset([Complete, *(kind for kind in KINDS.values() if issubclass(kind, Unused))])
+_BEGIN = KINDS["B"]
 MEMORY_EVENT = "[memory]"
 # A petabyte; no memory is as large, and sums stay exact in floats.
 MAX_BYTES = 1 << 50
 MAX_DEVICES = 1024  # of one machine
 # No clock counts so far (285 years); sums of two times stay far from the ends of int64.
 _MAX_US = 4e15
+_A_DAY_NS = 24 * 3600 * 10**9
 
 
 def _all_but(*categories: Category) -> NDArray[np.bool_]:
@@ -76,7 +78,8 @@ class ColumnBuilder:
         self.n_rows = 0
         self.n_events = 0  # of every kind
         self.is_strict = True  # no batch needed the lenient decoder
-        self.n_dropped = 0  # malformed: no kind, no usable time, negative duration
+        self.n_dropped = 0  # malformed: no kind, thread or usable time, negative duration
+        self.n_begun = 0  # spans written as two events, in batches that hold no other
         self.n_memory_events = 0
         self.n_later = 0  # rows that begin at or after `until_ns`, left out
         self.until_ns: int | None = None  # by the file's clock; None: everything is kept
@@ -96,6 +99,8 @@ class ColumnBuilder:
             for event in events:
                 if type(event) not in _PASSED_BY:
                     self._count(event)
+        if not rows:
+            self.n_begun += sum(type(e) is _BEGIN for e in events)
         ts = _column([e.ts for e in rows], np.float64)
         dur = _column([e.dur for e in rows], np.float64)
         usable = (np.abs(ts) <= _MAX_US) & (dur >= 0) & (dur <= _MAX_US)
@@ -163,14 +168,26 @@ class ColumnBuilder:
         early = start < until
         if not early.any():
             return False
-        of_kernels = early[self._parts["category"][0] == Category.KERNEL]
-        for field in _FIELDS:
-            kept = of_kernels if field in _OF_KERNELS else early
-            self._parts[field] = [self._parts[field][0][kept]]
         self.until_ns = until
-        self.n_later += int(early.size - early.sum())
-        self.n_rows = int(early.sum())
+        self.n_later += self._keep(early)
         return True
+
+    def _keep(self, rows: NDArray[np.bool_]) -> int:
+        """Keep these of the packed rows. Returns how many others there were."""
+        of_kernels = rows[self._parts["category"][0] == Category.KERNEL]
+        for field in _FIELDS:
+            kept = of_kernels if field in _OF_KERNELS else rows
+            self._parts[field] = [self._parts[field][0][kept]]
+        self.n_rows = int(rows.sum())
+        return int(rows.size) - self.n_rows
+
+    def _drop_of_another_time(self) -> None:
+        """A trace is of minutes: what begins days from most of it has a time that can't be."""
+        self.pack()
+        start = self._parts["start_ns"][0]
+        if start.size and int(start.max()) - int(start.min()) > _A_DAY_NS:
+            near = np.abs(start - np.int64(np.median(start))) <= _A_DAY_NS
+            self.n_dropped += self._keep(near | (self._parts["category"][0] == Category.OTHER))
 
     def pack(self) -> None:
         """Join what batches left, to be sent to another process."""
@@ -183,6 +200,7 @@ class ColumnBuilder:
         self.n_events += later.n_events
         self.is_strict &= later.is_strict
         self.n_dropped += later.n_dropped
+        self.n_begun += later.n_begun
         self.n_memory_events += later.n_memory_events
         self._named_bytes += later._named_bytes
         self._process_names.update(later._process_names)
@@ -201,6 +219,7 @@ class ColumnBuilder:
 
     def columns(self) -> tuple[Spans, KernelShapes | None, float]:
         """All rows sorted by start, and the origin: the file's `ts` at nanosecond 0."""
+        self._drop_of_another_time()
         start = self._take("start_ns")
         origin_ns = int(start.min()) if start.size else 0
         start -= origin_ns

@@ -141,6 +141,7 @@ class Text:
 
     n_bytes: int = 0  # unpacked
     n_events: int = 0  # of every kind
+    n_begun: int = 0  # spans written as two events, where no other was found
     is_strict: bool = True  # whether every event decoded at once
 
 

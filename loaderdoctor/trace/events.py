@@ -214,8 +214,11 @@ def _event(item: Any) -> msgspec.Struct:
             fields["args"] = Given(**_readable(item["args"], _FIELDS[Given]))
         elif kind is Instant:
             fields["args"] = Memory(**_readable(item["args"], _FIELDS[Memory]))
-    if kind is Complete and "dur" in item and "dur" not in fields:
-        fields["dur"] = math.nan  # a duration that is no number is not a duration of 0
+    if kind is Complete and any(
+        key in item and key not in fields and (key == "dur" or item[key] is not None)
+        for key in ("dur", "pid", "tid")
+    ):
+        fields["dur"] = math.nan  # no number is not 0, nor what is no thread one without a name
     return kind(**fields)
 
 

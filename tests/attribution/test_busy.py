@@ -77,6 +77,14 @@ def test_two_slow_workers_still_repeat_with_the_cycle() -> None:
     assert (idle_gaps.matches, idle_gaps.match_steps) == ("worker-cycle", 8)
 
 
+@pytest.mark.parametrize("wait_us", [7.0, 7.002, 7.006, 7.01, 7.018])
+def test_one_long_pause_is_one_gap_of_its_length(wait_us: float) -> None:
+    """Whatever a quarter of a step is in nanoseconds: an odd number cut one into hundreds."""
+    gaps = idle_gaps_of(loop(lambda i: 9000.0 if i == 20 else wait_us))
+    assert (gaps.n, gaps.period_ms, gaps.regular) == (1, None, False)
+    assert gaps.mean_ms == pytest.approx(9.0, abs=0.1)
+
+
 def test_the_same_dips_without_known_workers_are_regular_and_match_nothing() -> None:
     idle_gaps = idle_gaps_of(loop(lambda i: 500.0 if i % 8 == 3 else 7.0))
     assert (idle_gaps.matches, idle_gaps.match_steps) == (None, None)

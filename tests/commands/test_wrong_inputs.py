@@ -44,6 +44,11 @@ def said(
     return run
 
 
+@pytest.mark.parametrize("command", ["analyze", "report"])
+def test_an_empty_path_is_not_the_current_folder(said: Said, command: str) -> None:
+    assert "A path is empty" in said(command, "")
+
+
 @pytest.mark.parametrize("command", ["diagnose", "sweep", "run"])
 @pytest.mark.parametrize(
     ("name", "text", "way_out"),

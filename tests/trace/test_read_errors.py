@@ -291,6 +291,11 @@ def test_no_thread_outlives_a_refusal(tmp_path: Path) -> None:
             '"dur": 2}]',
             "is not a torch.profiler trace: none of its 1 spans is an operator",
         ),
+        (
+            '[{"ph": "B", "cat": "cpu_op", "name": "aten::add", "pid": 1, "tid": 1, "ts": 1}, '
+            '{"ph": "E", "pid": 1, "tid": 1, "ts": 2}]',
+            'is not a torch.profiler trace: it has no complete events ("ph": "X")',
+        ),
     ],
 )
 def test_a_file_without_one_span_holds_no_events(tmp_path: Path, text: str, says: str) -> None:

@@ -30,6 +30,9 @@ def test_malformed_events_are_left_out_and_counted(tmp_path: Path) -> None:
         json.dumps(span(ts=None)),
         json.dumps({"ph": "X", "name": "no time", "dur": 1}),
         json.dumps(span(dur="long")),
+        json.dumps(span(dur=None)),
+        json.dumps(span(tid=[1])),
+        json.dumps(span(pid={})),
         json.dumps(span()).replace('"ts": 10', '"ts": NaN'),
         json.dumps(span()).replace('"dur": 5', '"dur": Infinity'),
         json.dumps(span()).replace('"ts": 10', '"ts": 1e300'),
@@ -43,6 +46,18 @@ def test_malformed_events_are_left_out_and_counted(tmp_path: Path) -> None:
     trace = read_trace(path)
     assert len(trace.spans) == 2
     assert trace.n_dropped_events == len(bad)
+
+
+def test_what_begins_days_from_all_else_is_left_out_and_counted(tmp_path: Path) -> None:
+    shape = {"blocks per SM": 2.0, "device": 0, "stream": 7}
+    spans = [span(ts=5.1e12 + n, cat="kernel", args=shape) for n in range(9)]
+    trace = written(tmp_path, [span(ts=-5e12, cat="kernel", args=shape), *spans])
+    assert len(trace.spans) == 9 and trace.n_dropped_events == 1
+    assert int(trace.spans.start_ns.max()) == 8000
+    assert trace.kernel_shapes is not None and trace.kernel_shapes.blocks_per_sm.size == 9
+    # What we make nothing of may have any time, as marks of the recording itself have.
+    other = written(tmp_path, [span(ts=0.0, cat="Trace"), *spans])
+    assert other.n_dropped_events == 0
 
 
 def test_quoted_numbers_and_missing_parts_are_read(tmp_path: Path) -> None:

@@ -301,8 +301,9 @@ def find(facts: Facts) -> tuple[Finding, ...]:
 
     What is the same time seen from another side follows its cause.
     """
-    if facts.trace is not None and facts.trace.shares == NO_SHARES:
-        facts = replace(facts, trace=None)  # of a step of which no part is known it shows nothing
+    trace = facts.trace
+    if trace is not None and (trace.wall_ms <= 0 or trace.shares == NO_SHARES):
+        facts = replace(facts, trace=None)  # without length, or a part that is known, it shows none
     if not facts.has_steps:
         return ()  # every rule speaks of what a step costs
     found = [of_whole_wall(x, facts) for rule in RULES if (x := rule(facts)) is not None]

@@ -199,9 +199,9 @@ def nearness_sentence(ranking: Ranking, own: Settings) -> str:
     again = ranking.slower.get(chosen)
     if again is not None:
         return (
-            f"It is the simplest of {ranking.n_equal} trials within {fmt.share(SIMPLER_SHARE)} of "
-            f"the fastest, as far as noise tells: measured next to that once more, {label}, "
-            f"it {_took(again)}.{_simpler(ranking, own)}"
+            f"It is the simplest of the {ranking.n_equal} trials that were measured once more and "
+            f"lie within {fmt.share(SIMPLER_SHARE)} of the fastest, as far as noise tells: next to "
+            f"that, {label}, it {_took(again)}.{_simpler(ranking, own)}"
         )
     less = fmt.share(1.0 - fastest.value / one.value)
     if chosen in ranking.tied_with:

@@ -143,9 +143,7 @@ def test_what_simplicity_is_not_worth_is_told_with_its_noise(value: float, said:
     ranking = swept(4.0)[0].ranking()
     slower = {2: Estimate.around(value, 0.2, n=5)}
     told = replace(ranking, best=1, candidate=2, slower=slower, n_equal=2)
-    assert "of 2 trials within 5 % of the fastest, as far as noise tells" in nearness_sentence(
-        told, OWN
-    )
+    assert "lie within 5 % of the fastest, as far as noise tells" in nearness_sentence(told, OWN)
     assert said in nearness_sentence(told, OWN)
 
 

@@ -17,14 +17,13 @@ from loaderdoctor.report.model import Trial as TrialRow
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep import Sweep
 from loaderdoctor.sweep.presets import (
-    LOADER_ONLY,
     MATRIX,
     PORTIONS,
     PRESETS,
     WHO_IS_FASTER,
     find_preset,
 )
-from loaderdoctor.sweep.presets.loading import LOADER, MODEL
+from loaderdoctor.sweep.presets.loading import LOADER, LOADER_ONLY, MODEL
 from loaderdoctor.sweep.presets.model import Figures, Preset
 from loaderdoctor.sweep.presets.published import (
     Found,

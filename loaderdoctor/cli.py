@@ -12,6 +12,7 @@ from typing import Any, Literal
 import click
 
 from loaderdoctor import __version__
+from loaderdoctor.commands.option_types import Count, Seconds
 from loaderdoctor.commands.options import (
     FAIL_ON,
     ONCE,
@@ -19,7 +20,6 @@ from loaderdoctor.commands.options import (
     AnyPath,
     Commands,
     GridCommand,
-    Seconds,
     TuneCommand,
     budget,
     engine_options,
@@ -171,11 +171,11 @@ def run(
     metavar="RUN",
     help="Go on with an interrupted sweep, from its run folder.",
 )
-@click.option("--rounds", type=click.IntRange(min=1), help="Measurements of each trial.")
+@click.option("--rounds", type=Count(min=1), help="Measurements of each trial.")
 @click.option(
     "--nproc-per-node",
     "n_ranks",
-    type=click.IntRange(min=2),
+    type=Count(min=2),
     metavar="N",
     help="Ranks of trials with ddp=ddp.  [default: one for each GPU]",
 )
@@ -255,14 +255,14 @@ def compare(before: Path, after: Path, fail_on_regression: bool) -> int:
 @click.option(
     "--turns",
     "n_turns",
-    type=click.IntRange(2, 20),
+    type=Count(2, 20),
     default=3,
     show_default=True,
     help="Runs of each, one after the other, at least.",
 )
 @click.option(
     "--max-turns",
-    type=click.IntRange(2, 40),
+    type=Count(2, 40),
     default=12,
     show_default=True,
     help="Runs of each while it is open whether the change gains; where --turns is larger, that.",
@@ -272,7 +272,7 @@ def compare(before: Path, after: Path, fail_on_regression: bool) -> int:
 )
 @click.option(
     "--seed",
-    type=click.IntRange(0, 2**32 - 1),  # what numpy takes
+    type=Count(0, 2**32 - 1),  # what numpy takes
     metavar="INTEGER",
     default=0,
     show_default=True,
@@ -333,7 +333,7 @@ def report(run: Path, **options: Any) -> int:
 @click.option("--undo", is_flag=True, help="Take back what was written last.")
 @click.option("--prove", "proves", is_flag=True, help="Then try it in a copy, as `prove` does.")
 @click.argument("run", type=AnyPath())
-@click.argument("numbers", metavar="[N]…", nargs=-1, type=click.IntRange(min=1))
+@click.argument("numbers", metavar="[N]…", nargs=-1, type=Count(min=1))
 def apply(run: Path, numbers: tuple[int, ...], write: bool, undo: bool, proves: bool) -> int:
     """Print a run's advice as a diff of your files; with --write, write it.
 

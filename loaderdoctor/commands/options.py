@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
+from loaderdoctor.commands.option_types import Count, Seconds
 from loaderdoctor.errors import UsageError
 
 if TYPE_CHECKING:
@@ -180,21 +180,6 @@ _GRID_TOKEN = re.compile(r"^[a-z][a-z0-9_]*=")
 F = Callable[..., Any]
 
 
-class Seconds(click.FloatRange):
-    """A time from one second on; `nan` and `inf`, which FloatRange lets pass, are none."""
-
-    def __init__(self) -> None:
-        super().__init__(min=1)
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        seconds: float = super().convert(value, param, ctx)
-        if not math.isfinite(seconds):
-            self.fail(f"{value!r} is not a time in seconds.", param, ctx)
-        return seconds
-
-
 class TuneCommand(HelpfulCommand):
     """A command with `--tune`, which says `exact` only after an equals sign: SCRIPT comes next."""
 
@@ -275,21 +260,19 @@ def profile_options(command: F) -> F:
         click.option("--with-stack", is_flag=True, help="Record Python stacks in the trace."),
         click.option(
             "--repeat",
-            type=click.IntRange(min=1),
+            type=Count(min=1),
             default=1,
             show_default=True,
             help="Profiler schedule: how often these three come, each time with a trace.",
         ),
-        click.option(
-            "--active", type=click.IntRange(min=1), help="Profiler schedule: steps it records."
-        ),
+        click.option("--active", type=Count(min=1), help="Profiler schedule: steps it records."),
         click.option(
             "--warmup",
-            type=click.IntRange(min=0),
+            type=Count(min=0),
             help="Profiler schedule: steps in which it runs and keeps nothing.",
         ),
         click.option(
-            "--wait", type=click.IntRange(min=0), help="Profiler schedule: steps before it starts."
+            "--wait", type=Count(min=0), help="Profiler schedule: steps before it starts."
         ),
     ):  # the last one is the first in the help
         command = option(command)

@@ -63,7 +63,12 @@ class Cost:
     @property
     def of_step(self) -> str:
         """As a sentence has it: `10.6 of 13.1 ms a step`."""
-        return f"{fmt.number(self.ms)} of {fmt.ms(self.step_ms)} a step"
+        return f"{self.ms_of_step} a step"
+
+    @property
+    def ms_of_step(self) -> str:
+        """As a difference: `10.6 of 13.1 ms`."""
+        return f"{fmt.number(self.ms)} of {fmt.ms(self.step_ms)}"
 
     @property
     def as_input(self) -> dict[str, EvidenceValue]:

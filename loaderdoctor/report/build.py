@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -87,6 +87,8 @@ def build_report(
     notes: RunNotes = RunNotes(),
 ) -> model.Report:
     """The report of one run. Never raises for missing evidence: what is None stays None."""
+    if facts.trace is None:
+        tried = replace(tried, recommendations=tuple(map(_by_times, tried.recommendations)))
     report = model.Report(
         command=facts.command,
         target=target,
@@ -139,6 +141,12 @@ def build_report(
         method=(*method_sentences(facts, tried.trials), *notes.method),
     )
     return of_inference(report)
+
+
+def _by_times(row: model.Recommendation) -> model.Recommendation:
+    """Of a run without a trace: what rests on no ablation rests on times alone."""
+    by_trace = row.predicted_from == "trace"
+    return msgspec.structs.replace(row, predicted_from="times") if by_trace else row
 
 
 def shares_of(shares: Shares | None) -> model.Shares | None:

@@ -113,6 +113,10 @@ class Finding(Struct, frozen=True, kw_only=True):
     aspect_of: str | None = None  # the kind of the finding before it whose time this is too
 
 
+# Where a prediction comes from; "times": what the loop's steps and batches took, without a trace.
+Basis = PredictedFrom | Literal["times"]
+
+
 class Recommendation(Struct, frozen=True, kw_only=True):
     """`own_step_ms` is the loop as it is in the rounds of `measured_step_ms`, or of `seen_step_ms`.
 
@@ -128,7 +132,7 @@ class Recommendation(Struct, frozen=True, kw_only=True):
     measured_ci_ms: Interval | None
     caution: str | None = None
     summary: str | None = None
-    predicted_from: PredictedFrom | None = None  # None: nothing was predicted
+    predicted_from: Basis | None = None  # None: nothing was predicted
     own_step_ms: float | None = None
     # Tried in too few windows to tell what it gains: what they took. Never with a measured step.
     seen_step_ms: float | None = None

@@ -15,7 +15,13 @@ from loaderdoctor.setting_words import capitalised, phrase
 from loaderdoctor.settings import AXES_BY_NAME, Settings, Value
 from loaderdoctor.tryout.answers import recommendations
 from loaderdoctor.tryout.comparing import in_new_processes
-from loaderdoctor.tryout.ranking import SIMPLER_SHARE, Ranking, needed_changes
+from loaderdoctor.tryout.ranking import (
+    SIMPLER_SHARE,
+    Complexity,
+    Ranking,
+    complexity,
+    needed_changes,
+)
 
 _CAUTIONS = {
     "num_workers": "each worker holds its own copy of what the dataset keeps in memory",
@@ -63,7 +69,7 @@ def recommended_rows(
         written=lambda name: _written(name, changes, facts),
         caution=_caution,
         trains=lambda name, value: changes_training(facts, name, value),
-        summary=f"{gain_sentence(ranking)} {nearness_sentence(ranking)}".strip(),
+        summary=f"{gain_sentence(ranking)} {nearness_sentence(ranking, own)}".strip(),
         measured=measured,
         speed_up=in_new_processes(own_ms.value if own_ms else None, measured, first=own_ms),
     )
@@ -174,8 +180,11 @@ def gain_sentence(ranking: Ranking) -> str:
     return f"saves {fmt.ms(gain.value, interval(gain))} a step ({fmt.share(share.value)}), {how}."
 
 
-def nearness_sentence(ranking: Ranking) -> str:
-    """How near the others are to what is recommended, in a line; "" without a recommendation."""
+def nearness_sentence(ranking: Ranking, own: Settings) -> str:
+    """How near the others are to what is recommended, in a line; "" without a recommendation.
+
+    `own` are the settings of the loop as it is.
+    """
     chosen, best = ranking.recommended, ranking.best
     if chosen is None or best is None:
         return ""
@@ -190,9 +199,9 @@ def nearness_sentence(ranking: Ranking) -> str:
     again = ranking.slower.get(chosen)
     if again is not None:
         return (
-            f"It is the simplest of {ranking.n_equal} trials within {fmt.share(SIMPLER_SHARE)} of "
-            f"the fastest, as far as noise tells: measured next to that, {label}, "
-            f"it {_took(again)}."
+            f"It is the simplest of the {ranking.n_equal} trials that were measured once more and "
+            f"lie within {fmt.share(SIMPLER_SHARE)} of the fastest, as far as noise tells: next to "
+            f"that, {label}, it {_took(again)}.{_simpler(ranking, own)}"
         )
     less = fmt.share(1.0 - fastest.value / one.value)
     if chosen in ranking.tied_with:
@@ -208,14 +217,42 @@ def nearness_sentence(ranking: Ranking) -> str:
     return f"{capitalised(label)} is {less} faster, too little for what more it takes."
 
 
+def _simpler(ranking: Ranking, own: Settings) -> str:
+    """Why it is none of the simpler trials that the rounds can't tell from the fastest."""
+    chosen = ranking.recommended or 0
+
+    def weight(index: int) -> Complexity:
+        return complexity(ranking.results[index].settings, own)
+
+    simpler = sorted((i for i in ranking.tied_with if i and weight(i) < weight(chosen)), key=weight)
+    if not simpler:
+        return ""
+    first, more = simpler[0], len(simpler) - 1
+    slower = ranking.slower.get(first)
+    if slower is None:
+        why = "was not measured there: the rounds left it behind, or time was short"
+    elif slower.value > SIMPLER_SHARE:
+        why = f"took {_between(slower)} longer there"
+    else:
+        why = "gained too little over the loop as it is"
+    also = (
+        f"; {more} more are no choice either" if more > 1 else "; nor is one more" if more else ""
+    )
+    return f" The simpler {ranking.results[first].settings.label()} {why}{also}."
+
+
 def _took(slower: Estimate) -> str:
     """How much longer it took beside the fastest; the interval where that is not simplicity's."""
     if slower.value < TOLD:
         return "took no longer"
     if slower.value <= SIMPLER_SHARE:
         return f"took {fmt.share(slower.value)} longer"
-    value, margin = (100 * x for x in (slower.value, slower.margin))
-    return f"took {value:.0f} ± {margin:.0f} % longer, which noise may explain"
+    return f"took {_between(slower)} longer, which noise may explain"
+
+
+def _between(part: Estimate) -> str:
+    """`18 ± 20 %`."""
+    return f"{100 * part.value:.0f} ± {100 * part.margin:.0f} %"
 
 
 def _written(name: str, settings: Settings, facts: Facts) -> Written:

@@ -274,8 +274,8 @@ def rank(
         too_slow = {i for i, slower in beside_best.items() if _is_too_slow(slower, rest)}
         hardly = {i for i, x in beside_own.items() if -x.low * own_wall < OF_GAIN * gain_of_best}
         equally = (simpler | measured) - too_slow - hardly
-        n_equal = 1 + len(equally)
         named = equally & measured if measured and not proposing else equally
+        n_equal = 1 + len(named)
         choices = [best, *(r for r in others if r.index in named)]
         candidate = choices[simplest([r.settings for r in choices], own)].index
 

@@ -107,6 +107,13 @@ def test_times_are_numbers_of_seconds(command: str, option: str) -> None:
         with pytest.raises(click.UsageError):
             parsed(command, option, text, "train.py")
     assert parsed(command, option, "1.5", "train.py")["target" if command == "sweep" else "script"]
+    with pytest.raises(click.UsageError, match="'ten' is not a number of seconds"):
+        parsed(command, option, "ten", "train.py")
+
+
+def test_counts_are_whole_numbers() -> None:
+    with pytest.raises(click.UsageError, match="'two' is not a whole number"):
+        parsed("prove", "--turns", "two", "run")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ from loaderdoctor.errors import UsageError
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.findings import Finding, Kind, Severity
 from loaderdoctor.report import decode_report, encode_report, model, read_report
-from loaderdoctor.report.build import step_of_plain
+from loaderdoctor.report.build import Judged, Tried, build_report, step_of_plain
+from loaderdoctor.report.words.changes import changes_of, vocabulary
 from tests.findings.builders import step
 from tests.report import sample_facts, samples
 
@@ -130,3 +131,26 @@ def test_a_loop_that_makes_its_iterator_each_step_has_no_epoch_boundary_beside_i
     dropped = replace(plain, n_iterators_created=22)
     assert step_of_plain(dropped).boundary_ms is None
     assert step_of_plain(replace(dropped, steps_per_epoch=1)).boundary_ms == 263.0
+
+
+@pytest.mark.parametrize(("traced", "said"), [(True, "the trace"), (False, "the loop's times")])
+def test_a_prediction_is_not_said_to_come_from_a_trace_that_none_took(
+    traced: bool, said: str
+) -> None:
+    """As a `run` without --profile."""
+    row = samples.recommendation(
+        "num_workers", 0, 4, predicted_step_ms=4.0, predicted_from="trace",
+        measured_step_ms=None, measured_ci_ms=None,
+    )  # fmt: skip
+    facts = sample_facts.facts()
+    report = build_report(
+        facts if traced else replace(facts, trace=None, ablation=None),
+        target="train.py",
+        judged=Judged(bound="input", severity="high", findings=()),
+        tried=Tried(recommendations=(row,)),
+    )
+    (change,) = changes_of(report.recommendations)
+    assert change.prediction() == f"at best 4.00 ms a step, predicted from {said}"
+    assert f"predicted from {said}" in report.verdict.summary
+    assert f"predicted from {said}: computed from" in (vocabulary((change,)) or "")
+    assert decode_report(encode_report(report), source=Path()) == report

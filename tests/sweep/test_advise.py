@@ -132,7 +132,7 @@ def test_a_fastest_that_is_much_faster_is_never_called_too_little(part: float, s
     results = (own, fastest, replace(chosen, cost_ms=fastest.cost_ms.scaled(part)))
     told = replace(ranking, results=results, best=1, candidate=2, tied_with=(), slower={})
     assert told.worth_changing
-    assert said in nearness_sentence(told)
+    assert said in nearness_sentence(told, OWN)
 
 
 @pytest.mark.parametrize(
@@ -143,8 +143,36 @@ def test_what_simplicity_is_not_worth_is_told_with_its_noise(value: float, said:
     ranking = swept(4.0)[0].ranking()
     slower = {2: Estimate.around(value, 0.2, n=5)}
     told = replace(ranking, best=1, candidate=2, slower=slower, n_equal=2)
-    assert "of 2 trials within 5 % of the fastest, as far as noise tells" in nearness_sentence(told)
-    assert said in nearness_sentence(told)
+    assert "lie within 5 % of the fastest, as far as noise tells" in nearness_sentence(told, OWN)
+    assert said in nearness_sentence(told, OWN)
+
+
+@pytest.mark.parametrize(
+    ("beside", "said"),
+    [
+        ({}, "was not measured there"),
+        ({1: 0.14}, "took 14 ± 20 % longer there"),
+        ({1: 0.01}, "gained too little over the loop as it is"),
+    ],
+)
+def test_why_it_is_none_of_the_simpler_ones_is_told(beside: dict[int, float], said: str) -> None:
+    """Trial 1 has fewer workers than trial 2, which is recommended; the fastest is a third."""
+    ranking = swept(4.0)[0].ranking()
+    fastest = replace(ranking.results[1], index=3)
+    slower = {i: Estimate.around(value, 0.2, n=5) for i, value in {2: 0.03, **beside}.items()}
+    told = replace(
+        ranking,
+        results=(*ranking.results, fastest),
+        best=3,
+        candidate=2,
+        tied_with=(1, 2),
+        slower=slower,
+        n_equal=2,
+    )
+    text = nearness_sentence(told, OWN)
+    assert f"The simpler num_workers=2, prefetch_factor=2 {said}" in text
+    alone = nearness_sentence(replace(told, tied_with=(2,)), OWN)
+    assert text.startswith(alone) and "simpler num" not in alone
 
 
 def test_the_top_level_step_is_that_of_trial_0() -> None:

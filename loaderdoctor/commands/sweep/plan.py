@@ -130,6 +130,7 @@ def resolve(options: SweepOptions) -> Target:
         recipe_name = preset.recipe
     if recipe_name is not None:
         recipe = find(recipe_name).check()
+        _check_no_script(options)
         script = _recipe_script(recipe, options.target)
         return Target(
             name=recipe.name,
@@ -144,6 +145,17 @@ def resolve(options: SweepOptions) -> Target:
     script = target_of(name, args, as_module=options.as_module)
     script.check("sweep")
     return Target(name=script.label, script=script, axes=tuple(AXES_BY_NAME))
+
+
+def _check_no_script(options: SweepOptions) -> None:
+    """A recipe has its own. Raises UsageError for another, which would be a word for that one."""
+    word = next(iter(options.target), "")
+    is_script = not word.startswith("-") and (Path(word).suffix == ".py" or Path(word).is_file())
+    if options.as_module or is_script:
+        raise UsageError(
+            f"--recipe {options.recipe} and SCRIPT exclude each other: {word} would be a word for "
+            "the recipe's own script. Give one of them."
+        )
 
 
 def _check_engine(options: SweepOptions) -> None:

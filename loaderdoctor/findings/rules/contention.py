@@ -128,7 +128,7 @@ def gil_contention(facts: Facts) -> Finding | None:
             loader=loader_id(facts),
             summary=(
                 f"The loop waits only {fmt.ms(wait_ms)} for its loader, yet without it the step is "
-                f"{extra.of_step} shorter: {thread} takes the interpreter, or memory "
+                f"{extra.ms_of_step} shorter: {thread} takes the interpreter, or memory "
                 "bandwidth, from the loop."
             ),
             predictions=(_NOTHING_PINNED if thread == _PINNING else _OWN_INTERPRETERS,),

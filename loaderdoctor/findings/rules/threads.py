@@ -289,8 +289,8 @@ def loop_slowed_by_workers(facts: Facts) -> Finding | None:
         loader=loader_id(facts),
         summary=(
             f"The loop waits only {fmt.ms(wait_ms)} for its loader, yet without it the step is "
-            f"{extra.of_step} shorter: beside its {fmt.count(n, 'worker')} the loop's own thread "
-            f"runs, or stands ready, for {fmt.ms(cost.ms)} longer. They share caches and "
+            f"{extra.ms_of_step} shorter: beside its {fmt.count(n, 'worker')} the loop's own "
+            f"thread runs, or stands ready, for {fmt.ms(cost.ms)} longer. They share caches and "
             "memory bandwidth, and a core where two CPUs are its threads."
         ),
         predictions=(at_once,) if spared is not None else (),

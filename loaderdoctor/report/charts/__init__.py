@@ -12,13 +12,13 @@ from loaderdoctor.facts.step import SampleTimes, StepTimeline, WaitSeries
 from loaderdoctor.report.model import Report, Trial
 from loaderdoctor.report.run_model import GpuBusy
 from loaderdoctor.report.words import SHARE_ORDER
-from loaderdoctor.report.words.tables import UNCLEAR, is_clear, trial_mark
+from loaderdoctor.report.words.tables import UNCLEAR, best_word, is_clear, trial_mark
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR
 
 # What stands for a prefetch factor where there are no workers to prefetch.
 NO_PREFETCH = "no prefetch"
 GIB = 2**30
-_FILLS = {"best": "good", "tied": "tied", "yours": "mark"}
+_FILLS = {"best": "good", "advised": "good", "tied": "tied", "yours": "mark"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +154,7 @@ def time_note(report: Report) -> str:
 def time_legend(report: Report) -> Iterator[tuple[str, str]]:
     """(colour, words) of step times."""
     if report.best is not None:
-        yield "good", "best"
+        yield "good", best_word(report)
         if report.best.tied_with:
             yield "tied", "no different from the best beyond the noise"
     yield "mark", "the loop as it is"

@@ -1,7 +1,6 @@
 """What to change, grouped as it was tried: the source of the first sentence and of the list alike.
 
-Three words say where a figure comes from, everywhere: measured here, predicted by ablation,
-predicted from the trace.
+Words say where a figure comes from, the same everywhere (`MEASURED`, `PREDICTED`).
 """
 
 from __future__ import annotations
@@ -10,21 +9,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from loaderdoctor import format as fmt
-from loaderdoctor.advice import PredictedFrom
 from loaderdoctor.facts.step import MODERATE_SHARE
-from loaderdoctor.report.model import Recommendation, Report, Trial
+from loaderdoctor.report.model import Basis, Recommendation, Report, Trial
 from loaderdoctor.setting_words import capitalised, phrase, together
 from loaderdoctor.settings import AXES_BY_NAME, Settings
 
 MEASURED = "measured here"
-PREDICTED: Mapping[PredictedFrom, str] = {
+PREDICTED: Mapping[Basis, str] = {
     "ablation": "predicted by ablation",
     "trace": "predicted from the trace",
+    "times": "predicted from the loop's times",
 }
 _MEANINGS = {
     MEASURED: "tried in this run, in turns with the loop as it is",
     PREDICTED["ablation"]: "computed from windows with batches already in memory",
     PREDICTED["trace"]: "computed from where the step's time was seen to go",
+    PREDICTED["times"]: "computed from what its steps, waits and batches took, without a trace",
 }
 
 # The heading of changes to the step, where the verdict is about what lies outside it.

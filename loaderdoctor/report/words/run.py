@@ -206,15 +206,20 @@ def tuning_began(tuning: TuningRecord) -> str:
     return f"Tuning {tuning.loader} while it trains, from {own}. {kind}"
 
 
-def tuning_changed(tuning: TuningRecord) -> str:
-    """Other settings serve from now on."""
+def tuning_changed(tuning: TuningRecord, *, at_end: bool = False) -> str:
+    """Other settings serve from now on; at the end of the run since when, too."""
     if tuning.chosen is None:
         return f"{tuning.loader} is back at its own settings: the gain was not confirmed."
     was, now = tuning.own_ms, tuning.chosen_ms
     pace = ""
     if was is not None and now is not None:
         pace = f": {fmt.ms(was[0])} a step became {fmt.ms(now[0])}"
-    text = f"{tuning.loader} goes on with {tuned_settings(tuning.own, tuning.chosen)}{pace}."
+    since = ""
+    if at_end and tuning.chosen_at_step is not None:
+        since = f" since step {tuning.chosen_at_step}"
+    if at_end and not tuning.proven:
+        since += "; not yet held against its own settings once more"
+    text = f"{tuning.loader} goes on with {tuned_settings(tuning.own, tuning.chosen)}{pace}{since}."
     return f"{text} {DRAWS}" if tuning.draws else text
 
 
@@ -225,13 +230,8 @@ def tuning_summary(tuning: TuningRecord) -> str:
     cost = f"Trying took the time of {tuning.lost_steps:.0f} of {tuning.n_steps} steps."
     if tuning.chosen is None:
         return f"Tuning kept {tuning.loader} at its own settings. {cost}"
-    text = tuning_changed(tuning)[:-1]
-    if tuning.chosen_at_step is not None:
-        text += f" since step {tuning.chosen_at_step}"
-    if not tuning.proven:
-        text += "; not yet held against its own settings once more"
     saved = f"Saved so far: {fmt.seconds(max(0.0, tuning.saved_s))}, trying included. {cost}"
-    return f"{text}. {saved}"
+    return f"{tuning_changed(tuning, at_end=True)} {saved}"
 
 
 def tuned_settings(own: Settings, chosen: Settings) -> str:

@@ -95,17 +95,33 @@ def _renamed(trial: Trial, said: str) -> str:
 
 
 def trial_mark(report: Report, index: int) -> tuple[str, str]:
-    """The word for a trial's row (best, tied, yours), and the style that repeats it."""
+    """The word for a trial's row (best, advised, tied, yours), and the style that repeats it."""
     best = report.best
     words = []
     if best is not None and index == best.trial:
-        words.append("best")
+        words.append(best_word(report))
     elif best is not None and index in best.tied_with:
         words.append("tied")
     if index == 0 and report.command == "sweep":
         words.append("yours")
-    style = "bold green" if "best" in words else "green" if "tied" in words else ""
+    chosen = best is not None and index == best.trial
+    style = "bold green" if chosen else "green" if "tied" in words else ""
     return ", ".join(words), style
+
+
+def best_word(report: Report) -> str:
+    """`best`; `advised` of what is recommended though another row is faster."""
+    if report.best is None or not 0 <= report.best.trial < len(report.trials):  # anyone's file
+        return "best"
+    chosen = report.trials[report.best.trial]
+    faster = any(
+        t.compared_ms is not None
+        and chosen.compared_ms is not None
+        and t.compared_ms < chosen.compared_ms
+        for t in report.trials
+        if t.status == "ok" and (t.hardware, t.group) == (chosen.hardware, chosen.group)
+    )
+    return "advised" if faster and report.recommendations else "best"
 
 
 # A trial and the step time of the loop's own settings (ms) -> a cell.

@@ -314,5 +314,5 @@ def ceilings(preset: Preset, rows: Sequence[TrialRow]) -> str | None:
     best = max(rates, key=lambda item: item[1])
     takes = f"The model alone takes {fmt.samples_per_s(model)}; the loader alone gives"
     if enough is not None:
-        return f"{takes} that from {enough} on ({fmt.samples_per_s(best[1])} with {best[0]})."
+        return f"{takes} that with {enough} already ({fmt.samples_per_s(best[1])} with {best[0]})."
     return f"{takes} {fmt.samples_per_s(best[1])} at most (with {best[0]}): the loop waits for it."

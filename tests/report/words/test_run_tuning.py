@@ -56,6 +56,18 @@ def test_other_draws_of_workers_are_said_wherever_a_choice_is() -> None:
     assert DRAWS not in tuning_changed(CHOSEN)
 
 
+def test_the_end_says_of_the_choice_since_when_and_not_of_its_draws() -> None:
+    drawn = msgspec.structs.replace(CHOSEN, exact=False, draws=True, proven=False)
+    text = tuning_summary(drawn)
+    assert (
+        f"became 10.0 ms since step 150; not yet held against its own settings once more. {DRAWS}"
+        in text
+    )
+    assert f"{DRAWS} Saved so far" in text
+    unsure = msgspec.structs.replace(drawn, chosen_ms=None)
+    assert "goes on with num_workers=4 since step 150;" in tuning_summary(unsure)
+
+
 def test_a_loop_that_keeps_its_settings_and_one_that_is_left_alone() -> None:
     kept = TuningRecord(loader="train.py:14", exact=True, own=OWN, n_steps=900)
     assert EXACT in tuning_began(kept)

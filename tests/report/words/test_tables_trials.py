@@ -12,7 +12,7 @@ from loaderdoctor.report.charts.figures import HtmlExtras
 from loaderdoctor.report.console import console_text
 from loaderdoctor.report.html import write_html
 from loaderdoctor.report.model import Cluster, Group, Hardware, Report
-from loaderdoctor.report.words.tables import trial_names
+from loaderdoctor.report.words.tables import trial_mark, trial_names
 from tests.report import samples
 
 
@@ -108,3 +108,16 @@ def test_the_page_does_not_rank_across_kinds(tmp_path: Path) -> None:
     assert "failed: gone" in machines
     # The fastest by the clock comes last: it is of another kind.
     assert rows.index(f">{label}") > max(rows.index(f">{one}") for one in others if one != label)
+
+
+def test_what_is_advised_though_another_is_faster_is_not_called_best() -> None:
+    report = samples.sweep()
+    assert report.best is not None and report.recommendations
+    assert trial_mark(report, report.best.trial)[0] == "best"
+    trials = list(report.trials)
+    trials[3] = msgspec.structs.replace(trials[3], step_ms=1.0, cost_ms=1.0)
+    faster = msgspec.structs.replace(report, trials=tuple(trials))
+    assert trial_mark(faster, report.best.trial)[0] == "advised"
+    assert "(advised)" in console_text(faster) and "(best)" not in console_text(faster)
+    nothing = msgspec.structs.replace(faster, recommendations=())
+    assert trial_mark(nothing, report.best.trial)[0] == "best"

@@ -16,11 +16,19 @@ from loaderdoctor.report.console import console_text
 from loaderdoctor.report.model import Trial as TrialRow
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep import Sweep
-from loaderdoctor.sweep.presets import MATRIX, PORTIONS, PRESETS, WHO_IS_FASTER, find_preset
+from loaderdoctor.sweep.presets import (
+    MATRIX,
+    PORTIONS,
+    PRESETS,
+    WHO_IS_FASTER,
+    find_preset,
+)
+from loaderdoctor.sweep.presets.loading import LOADER, LOADER_ONLY, MODEL
 from loaderdoctor.sweep.presets.model import Figures, Preset
 from loaderdoctor.sweep.presets.published import (
     Found,
     Place,
+    ceilings,
     claim_rows,
     preset_rows,
     row_settings,
@@ -383,3 +391,15 @@ def test_on_a_cpu_checkpointing_is_judged_by_tensors_not_by_the_process(
         if "checkpointing" in row["claim"]
     ]
     assert claim["verdict"] == verdict
+
+
+def test_more_workers_that_deliver_less_are_not_said_to_suffice() -> None:
+    def row(name: str, rate: float, group: str | None = LOADER) -> TrialRow:
+        return TrialRow(
+            settings={}, label=name, status="ok", row=name, group=group, samples_per_s=rate
+        )
+
+    rows = [row("0 workers", 100.0), row("4 workers", 900.0), row("8 workers", 300.0)]
+    said = ceilings(LOADER_ONLY, [*rows, row(MODEL, 500.0, None)])
+    assert said is not None
+    assert "the loader alone gives that with 4 workers already (900" in said

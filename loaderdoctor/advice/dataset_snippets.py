@@ -89,21 +89,23 @@ loader = DataLoader(Sliced(dataset), batch_size=64, shuffle=True, collate_fn=as_
 
 FROM_ARRAY = """\
 class Batches(torch.utils.data.Dataset):  # whole batches from the array of all images
-    def __init__(self, images, labels):
-        self.images, self.labels = torch.as_tensor(images), torch.as_tensor(labels)
+    def __init__(self, dataset):
+        self.dataset = dataset
+        self.images = torch.as_tensor(dataset.data)
+        self.labels = torch.as_tensor(dataset.targets)
+        some = list(range(0, len(dataset), len(dataset) // 64 + 1))
+        own = torch.utils.data.default_collate([dataset[i] for i in some])
+        torch.testing.assert_close(self.__getitems__(some), own)  # or its samples are others
     def __len__(self):
-        return len(self.labels)
+        return len(self.dataset)
+    def __getitem__(self, index):
+        return self.dataset[index]
     def __getitems__(self, indices):  # what ToTensor() and Normalize() did, once for the batch
         x = self.images[indices].unsqueeze(1).float().div_(255)
-        return x.sub_(0.1307).div_(0.3081), self.labels[indices]
-    def __getitem__(self, index):
-        x, y = self.__getitems__([index])
-        return x[0], y[0]
+        return [x.sub_(0.1307).div_(0.3081), self.labels[indices]]
 def as_it_is(batch):
     return batch
-loader = DataLoader(
-    Batches(dataset.data, dataset.targets), batch_size=64, shuffle=True, collate_fn=as_it_is
-)"""
+loader = DataLoader(Batches(dataset), batch_size=64, shuffle=True, collate_fn=as_it_is)"""
 
 CACHED = """\
 class Cached(torch.utils.data.Dataset):  # every sample is made once; random augmentation too

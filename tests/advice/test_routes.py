@@ -227,7 +227,10 @@ PIN, WIDE = found(Kind.PIN_THREAD_BOUND, 0.4), found(Kind.WIDE_DTYPE_COPY, 0.15)
 
 
 @pytest.mark.parametrize("n_workers", [0, 1, 8])
-@pytest.mark.parametrize("last", [("PILToTensor",), ("ToImage",), ("ToTensor", "Normalize")])
+@pytest.mark.parametrize(
+    "last",
+    [("PILToTensor", "ConvertDtype"), ("ToImage", "ConvertImageDtype"), ("ToTensor", "Normalize")],
+)
 def test_bytes_are_not_advised_to_become_bytes(last: tuple[str, ...], n_workers: int) -> None:
     steps = (("Resize", 0.05), *((name, 0.02) for name in last))
     made = {"batch_ms": 8.0, "fetch_ms": 7.0, "transforms": steps}

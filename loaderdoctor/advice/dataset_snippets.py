@@ -127,8 +127,8 @@ class CachedBefore(torch.utils.data.Dataset):
         image, label = self.samples[index]
         return self.random(image), label  # drawn again each time
 def split_at(transform, name):  # what comes before that transform, and the rest
-    kinds = [type(step).__name__ for step in transform.transforms]
-    first = kinds.index(name)
+    steps = [getattr(step, "func", step) for step in transform.transforms]  # of a partial
+    first = [getattr(x, "__qualname__", type(x).__name__) for x in steps].index(name)
     before, rest = transform.transforms[:first], transform.transforms[first:]
     return type(transform)(before), type(transform)(rest)"""
 

@@ -20,6 +20,7 @@ from loaderdoctor.advice.ideas import CHANGES, FORMAT_CHANGES, axis_ideas
 from loaderdoctor.advice.transform_names import (
     CONVERTING,
     batchwise_transforms,
+    first_drawn,
     random_transforms,
     scales_bytes,
     transform_names,
@@ -236,20 +237,19 @@ def _cache(making: Making) -> CodeAdvice | None:
             "its dataset draws at random is drawn once.",
             keeps_samples=True,
         )
-    names = transform_names(facts)
-    first = next((i for i, name in enumerate(names) if name in drawn), None)
+    first, names = first_drawn(facts), transform_names(facts)
     if first is None:
         return None
-    stays = making.transforms(lambda name: name in names[first:])
+    stays = making.transforms(lambda name: name in names[names.index(first) :])
     return making.advice(
-        title=f"Keep what comes before {drawn[0]} in memory",
-        code=cached_before(facts, names[first]),
+        title=f"Keep what comes before {first} in memory",
+        code=cached_before(facts, first),
         idea="Take the random transforms out of the dataset, wrap it in one that keeps a list of "
         "its samples, and call them there each time.",
         part=making.fetch - stays,
         evidence=f"{what}. {', '.join(drawn)} must be drawn again each epoch, so only what comes "
-        f"before is kept: pictures as decoded, about {fmt.n_bytes(held)} where they have the final "
-        "size.",
+        f"before {first} is kept: pictures as decoded, about {fmt.n_bytes(held)} where they "
+        "have the final size.",
     )
 
 

@@ -19,7 +19,17 @@ _SCALING = frozenset({"ToTensor", "ConvertImageDtype", "ConvertDtype", "ToDtype"
 BATCHWISE = CONVERTING | _SCALING | {"Normalize"}
 # Leave a picture what it is.
 _ALIKE = frozenset({"ToPILImage", "ToPureTensor", "Identity"})
-_RANDOM = re.compile(r"Random|Jitter|AutoAugment|TrivialAugment|AugMix|Erasing|MixUp|CutMix")
+# Give the same of the same picture each time they are called.
+_SAME_EACH_TIME = (
+    BATCHWISE
+    | _ALIKE
+    | {"Resize", "CenterCrop", "Pad", "Grayscale", "RGB", "FiveCrop", "TenCrop"}
+    | {"LinearTransformation"}
+)
+_RANDOM = re.compile(
+    r"^Rand|Random|Jitter|AutoAugment|TrivialAugment|AugMix|Erasing|MixUp|CutMix|Cutout|Dropout"
+    r"|Noise|Elastic|GaussianBlur|^JPEG$"
+)
 
 
 def transform_names(facts: Facts) -> tuple[str, ...]:
@@ -28,8 +38,9 @@ def transform_names(facts: Facts) -> tuple[str, ...]:
 
 
 def random_transforms(facts: Facts) -> tuple[str, ...]:
-    """Transforms that draw at random, by their names."""
-    return tuple(name for name in _every_name(facts) if _RANDOM.search(name))
+    """Transforms that draw at random: by their names, or by what their code was seen to call."""
+    drawing = _owners(facts)
+    return tuple(name for name in _every_name(facts) if _RANDOM.search(name) or name in drawing)
 
 
 def batchwise_transforms(facts: Facts) -> tuple[str, ...]:
@@ -70,10 +81,32 @@ def only_converts(facts: Facts) -> bool:
     return set(_every_name(facts)) <= BATCHWISE | _ALIKE
 
 
+def first_drawn(facts: Facts) -> str | None:
+    """The first transform that is not known to give the same each time.
+
+    None where there is none, or where what goes before the transforms may draw at random too.
+    """
+    names, loader = transform_names(facts), facts.main_loader
+    first = next((i for i, name in enumerate(names) if name not in _SAME_EACH_TIME), None)
+    if first is None or loader is None:
+        return None
+    behind = set(names[first:])
+    # Transforms inherit what draws: `_RandomApplyTransform.forward`.
+    known = all(x in behind or _RANDOM.search(x) for x in _owners(facts))
+    return names[first] if known and loader.dataset not in _owners(facts) else None
+
+
 def _every_name(facts: Facts) -> tuple[str, ...]:
     loader = facts.main_loader
     own = map(bare, loader.augmentations if loader is not None else ())
     return tuple(dict.fromkeys((*own, *transform_names(facts))))
+
+
+def _owners(facts: Facts) -> frozenset[str]:
+    """The classes whose code draws at random, and functions that do: `RandAugment`, `augment`."""
+    loader = facts.main_loader
+    names = loader.randomness if loader is not None else ()
+    return frozenset(name.rpartition(".")[0].rpartition(".")[2] or name for name in names)
 
 
 def _said_to_scale(facts: Facts) -> bool | None:

@@ -95,7 +95,9 @@ def test_random_transforms_keep_their_place_behind_the_cache() -> None:
     cache = one(facts, "Keep what comes before RandomCrop in memory")
     assert cache.bound_ms == pytest.approx((6.4 - 64 * 0.04) * MOST)
     assert cache.axis is None
-    assert "RandomCrop must be drawn again each epoch" in str(cache.evidence)
+    assert "RandomCrop must be drawn again each epoch, so only what comes before RandomCrop" in str(
+        cache.evidence
+    )
     not_advised = {w.setting: w.reason for w in prescribe(facts, find(facts)).not_advised}
     assert "RandomCrop must be drawn again in each epoch" in not_advised["cache"]
 

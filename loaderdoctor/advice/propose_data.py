@@ -184,6 +184,8 @@ def resident(case: Case) -> list[Candidate]:
         return []
     if held > min(MAX_RESIDENT_PART * memory, MAX_RESIDENT_BYTES):
         return []
+    if loader.randomness or random_transforms(facts):  # it would be drawn once and stay
+        return []
     no_copy = facts.ablation.no_copy_ms if facts.ablation is not None else None
     have = loader.settings
     changes: dict[str, Value] = {"resident": True}

@@ -279,6 +279,9 @@ def test_a_small_dataset_of_tiny_samples_becomes_resident_and_gets_no_workers() 
     assert "919 MiB of device memory" in resident.caution
     assert Settings(num_workers=0) in found
     assert all((s.num_workers or 0) == 0 for s in found)
+    for drawn in ({"randomness": ("Photos.augment",)}, {"augmentations": ("RandomCrop",)}):
+        varied = replace(facts, loaders=(loader(n_samples=6400, code="DataLoader(d)", **drawn),))
+        assert not any(s.resident for s in by_settings(varied))
     assert any(a.kind is Kind.OVERHEAD_BOUND_LOADER for a in prescribe(facts, find(facts)).advice)
 
 

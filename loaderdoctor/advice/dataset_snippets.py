@@ -119,8 +119,11 @@ loader = DataLoader(Cached(dataset), batch_size=64, shuffle=True)"""
 CACHED_BEFORE = """\
 class CachedBefore(torch.utils.data.Dataset):
     def __init__(self, dataset, random):  # samples as they are before the first random transform
-        self.samples = [dataset[i] for i in range(len(dataset))]
-        self.random = random
+        self.samples, self.random = [], random
+        for image, label in (dataset[i] for i in range(len(dataset))):
+            if hasattr(image, "load"):  # of PIL: its file stays open until its pixels are read
+                image.load()
+            self.samples.append((image, label))
     def __len__(self):
         return len(self.samples)
     def __getitem__(self, index):
@@ -130,6 +133,7 @@ def split_at(transform, name):  # what comes before that transform, and the rest
     steps = [getattr(step, "func", step) for step in transform.transforms]  # of a partial
     first = [getattr(x, "__qualname__", type(x).__name__) for x in steps].index(name)
     before, rest = transform.transforms[:first], transform.transforms[first:]
+    before = before or [torch.nn.Identity()]  # v2.Compose takes no empty list
     return type(transform)(before), type(transform)(rest)"""
 
 SCALED = """\

@@ -69,7 +69,8 @@ class Normalize(torch.nn.Module):
     mean = std = (0.5,)
 
     def forward(self, picture: Any) -> torch.Tensor:
-        return (transforms.functional.to_tensor(picture) - 0.5) / 0.5
+        scaled: torch.Tensor = transforms.functional.to_tensor(picture)
+        return (scaled - 0.5) / 0.5
 
 
 def test_nothing_is_said_of_scaling_that_is_not_known() -> None:

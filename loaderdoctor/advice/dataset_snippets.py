@@ -91,21 +91,23 @@ loader = DataLoader(Sliced(dataset), batch_size=64, shuffle=True, collate_fn=as_
 
 FROM_ARRAY = """\
 class Batches(torch.utils.data.Dataset):  # whole batches from the array of all images
-    def __init__(self, images, labels):
-        self.images, self.labels = torch.as_tensor(images), torch.as_tensor(labels)
+    def __init__(self, dataset):
+        self.dataset = dataset
+        self.images = torch.as_tensor(dataset.data)
+        self.labels = torch.as_tensor(dataset.targets)
+        some = list(range(0, len(dataset), len(dataset) // 64 + 1))
+        own = torch.utils.data.default_collate([dataset[i] for i in some])
+        torch.testing.assert_close(self.__getitems__(some), own)  # or its samples are others
     def __len__(self):
-        return len(self.labels)
+        return len(self.dataset)
+    def __getitem__(self, index):
+        return self.dataset[index]
     def __getitems__(self, indices):  # what ToTensor() and Normalize() did, once for the batch
         x = self.images[indices].unsqueeze(1).float().div_(255)
-        return x.sub_(0.1307).div_(0.3081), self.labels[indices]
-    def __getitem__(self, index):
-        x, y = self.__getitems__([index])
-        return x[0], y[0]
+        return [x.sub_(0.1307).div_(0.3081), self.labels[indices]]
 def as_it_is(batch):
     return batch
-loader = DataLoader(
-    Batches(dataset.data, dataset.targets), batch_size=64, shuffle=True, collate_fn=as_it_is
-)"""
+loader = DataLoader(Batches(dataset), batch_size=64, shuffle=True, collate_fn=as_it_is)"""
 
 CACHED = """\
 class Cached(torch.utils.data.Dataset):  # every sample is made once; random augmentation too
@@ -119,17 +121,21 @@ loader = DataLoader(Cached(dataset), batch_size=64, shuffle=True)"""
 CACHED_BEFORE = """\
 class CachedBefore(torch.utils.data.Dataset):
     def __init__(self, dataset, random):  # samples as they are before the first random transform
-        self.samples = [dataset[i] for i in range(len(dataset))]
-        self.random = random
+        self.samples, self.random = [], random
+        for image, label in (dataset[i] for i in range(len(dataset))):
+            if hasattr(image, "load"):  # of PIL: its file stays open until its pixels are read
+                image.load()
+            self.samples.append((image, label))
     def __len__(self):
         return len(self.samples)
     def __getitem__(self, index):
         image, label = self.samples[index]
         return self.random(image), label  # drawn again each time
 def split_at(transform, name):  # what comes before that transform, and the rest
-    kinds = [type(step).__name__ for step in transform.transforms]
-    first = kinds.index(name)
+    steps = [getattr(step, "func", step) for step in transform.transforms]  # of a partial
+    first = [getattr(x, "__qualname__", type(x).__name__) for x in steps].index(name)
     before, rest = transform.transforms[:first], transform.transforms[first:]
+    before = before or [torch.nn.Identity()]  # v2.Compose takes no empty list
     return type(transform)(before), type(transform)(rest)"""
 
 SCALED = """\

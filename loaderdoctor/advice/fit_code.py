@@ -37,7 +37,7 @@ Fit = Callable[[Editor, Facts, Finding], None]
 def fitted(facts: Facts, finding: Finding) -> str | None:
     """What to change for this finding, as lines of the script; None where none is known to fit."""
     if finding.evidence.get("format") == "pil-round-trip":
-        return wrapped(facts, from_array(facts.main_loader))
+        return wrapped(facts, from_array(facts))
     fit = _FITS.get(finding.kind)
     editor = Editor()
     try:

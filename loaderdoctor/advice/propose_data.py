@@ -9,12 +9,8 @@ from loaderdoctor import format as fmt
 from loaderdoctor.advice import Candidate, Case, CodeAdvice, NotAdvised
 from loaderdoctor.advice.fit_transforms import scaled_whole
 from loaderdoctor.advice.ideas import CHANGES
-from loaderdoctor.advice.routes import (
-    batchwise_transforms,
-    fewer_bytes,
-    fits_in_memory,
-    random_transforms,
-)
+from loaderdoctor.advice.routes import fewer_bytes, fits_in_memory
+from loaderdoctor.advice.transform_names import batchwise_transforms, random_transforms
 from loaderdoctor.advice.worked import batchwise, rows
 from loaderdoctor.facts import Facts
 from loaderdoctor.facts.step import HIGH_SHARE, MODERATE_SHARE
@@ -188,6 +184,8 @@ def resident(case: Case) -> list[Candidate]:
         return []
     if held > min(MAX_RESIDENT_PART * memory, MAX_RESIDENT_BYTES):
         return []
+    if loader.randomness or random_transforms(facts):  # it would be drawn once and stay
+        return []
     no_copy = facts.ablation.no_copy_ms if facts.ablation is not None else None
     have = loader.settings
     changes: dict[str, Value] = {"resident": True}
@@ -289,7 +287,7 @@ def with_fewer_bytes(case: Case, ways: Iterable[CodeAdvice]) -> tuple[CodeAdvice
     wide = CodeAdvice(
         kind=Kind.WIDE_DTYPE_COPY,
         title=change.title,
-        idea=batchwise(loader, last),
+        idea=batchwise(loader, last, scaled=True),
         code=scaled_whole(facts, last),
         bound_ms=bound_ms,
         predicted_from="ablation" if by_ablation(facts) else "trace",

@@ -18,7 +18,15 @@ from loaderdoctor.advice.fit_lines import line_change
 from loaderdoctor.advice.fit_transforms import cached_before, scaled_whole
 from loaderdoctor.advice.fit_wrapping import IMAGE_FOLDERS
 from loaderdoctor.advice.ideas import CHANGES, FORMAT_CHANGES
-from loaderdoctor.advice.worked import CONVERTING, dataset_name
+from loaderdoctor.advice.transform_names import (
+    CONVERTING,
+    batchwise_transforms,
+    first_drawn,
+    random_transforms,
+    scales_bytes,
+    transform_names,
+)
+from loaderdoctor.advice.worked import dataset_name
 from loaderdoctor.facts import Facts
 from loaderdoctor.facts.host import LineHotspot
 from loaderdoctor.facts.step import MODERATE_SHARE
@@ -34,16 +42,10 @@ from loaderdoctor.settings import Settings
 
 # Of the memory available; a trial of `cache` keeps to the same (instrument/dataset/cached.py).
 MAX_SHARE_OF_MEMORY = 0.40
-# Conversions and scaling: the same for every image of a batch, whatever its content.
-BATCHWISE = frozenset({
-    "ToTensor", "PILToTensor", "ToImage", "ToDtype", "ConvertImageDtype", "ConvertDtype",
-    "Normalize",
-})  # fmt: skip
 # What copying a batch takes at the least. No thread of the machines at hand copies faster than 20
 # out of memory; batches in a cache, other CPUs and several threads may.
 COPYING_GB_PER_S = 100.0
 N_IMAGE_AXES = 3  # of a batch of images: at least height and width beside the samples
-_RANDOM = re.compile(r"Random|Jitter|AutoAugment|TrivialAugment|AugMix|Erasing|MixUp|CutMix")
 _DECODES = re.compile(
     r"\bImage\.open\(|imread\(|imdecode\(|decode_(image|jpeg|png)\(|read_image\(|\bopen\("
     r"|default_loader\(|\.load\(|\.convert\("
@@ -109,27 +111,6 @@ def _with_its_values(making: Making, hotspot: LineHotspot) -> tuple[LineHotspot,
     return (hotspot, *(x for x in together if (x.file, x.line) != at))
 
 
-def random_transforms(facts: Facts) -> tuple[str, ...]:
-    """Transforms that draw at random, by their names."""
-    loader = facts.main_loader
-    names = dict.fromkeys(
-        (
-            *(loader.augmentations if loader is not None else ()),
-            *(name for name, _ in (facts.workers.transforms if facts.workers else ())),
-        )
-    )
-    return tuple(dict.fromkeys(bare(name) for name in names if _RANDOM.search(name)))
-
-
-def batchwise_transforms(facts: Facts) -> tuple[str, ...]:
-    """The last transforms, as far as they may run on whole batches, in order."""
-    names = [bare(name) for name, _ in (facts.workers.transforms if facts.workers else ())]
-    n = 0
-    while n < len(names) and names[len(names) - 1 - n] in BATCHWISE:
-        n += 1
-    return tuple(names[len(names) - n :])
-
-
 def fewer_bytes(facts: Facts) -> float:
     """Of a batch's bytes, the part that its images, floats now, do not take as uint8.
 
@@ -139,7 +120,8 @@ def fewer_bytes(facts: Facts) -> float:
     loader = facts.main_loader
     if loader is None or not has_accelerator(facts):
         return 0.0
-    if not CONVERTING & set(batchwise_transforms(facts)):
+    last = batchwise_transforms(facts)
+    if not CONVERTING & set(last) or not scales_bytes(facts, last):
         return 0.0
     saved = sum(t.n_bytes * (1.0 - 1.0 / BYTES_OF[t.dtype]) for t in _float_images(loader))
     return saved / max(1, _batch_bytes(loader))
@@ -176,16 +158,17 @@ def _slices(making: Making) -> CodeAdvice | None:
     if not _gains_beyond_copying(making):
         return None
     own_ms = _batch_bytes(loader) / COPYING_GB_PER_S / 1e6
-    images, name = worked.image_store(loader), dataset_name(loader)
+    found, name = worked.image_columns(facts), dataset_name(loader)
     converts = conversion(making.workers.lines, loader)
-    if images is not None and converts is not None and converts.format.name == "pil-round-trip":
+    if found is not None and converts is not None and converts.format.name == "pil-round-trip":
+        images = found[0][0]
         what = (
             f"{name}.{images.path} ({fmt.n_bytes(images.n_bytes or 0)}) is an array of all images"
         )
         return making.advice(
             title=f"Slice whole batches out of {name}.{images.path}, without PIL between",
             idea=FORMAT_CHANGES["pil-round-trip"].idea,
-            code=wrapped(facts, worked.from_array(loader)),
+            code=wrapped(facts, worked.from_array(facts)),
             part=1.0,
             evidence=f"{what}; a sample takes {fmt.ms(making.sample_ms)} on its way through PIL.",
             keeps_samples=True,
@@ -255,27 +238,27 @@ def _cache(making: Making) -> CodeAdvice | None:
             "its dataset draws at random is drawn once.",
             keeps_samples=True,
         )
-    names = [bare(name) for name, _ in making.workers.transforms]
-    first = next((i for i, name in enumerate(names) if name in drawn), None)
+    first, names = first_drawn(facts), transform_names(facts)
     if first is None:
         return None
-    stays = making.transforms(lambda name: name in names[first:])
+    stays = making.transforms(lambda name: name in names[names.index(first) :])
     return making.advice(
-        title=f"Keep what comes before {drawn[0]} in memory",
-        code=cached_before(facts, names[first]),
+        title=f"Keep what comes before {first} in memory",
+        code=cached_before(facts, first),
         idea="Take the random transforms out of the dataset, wrap it in one that keeps a list of "
         "its samples, and call them there each time.",
         part=making.fetch - stays,
         evidence=f"{what}. {', '.join(drawn)} must be drawn again each epoch, so only what comes "
-        f"before is kept: pictures as decoded, about {fmt.n_bytes(held)} where they have the final "
-        "size.",
+        f"before {first} is kept: pictures as decoded, about {fmt.n_bytes(held)} where they "
+        "have the final size.",
     )
 
 
 def _batchwise(making: Making) -> CodeAdvice | None:
     """Scaling and normalising, once for a batch instead of once for each sample."""
     last = batchwise_transforms(making.facts)
-    if not last or making.loader.shapes_vary:
+    scaled = scales_bytes(making.facts, last)
+    if not last or scaled is None or making.loader.shapes_vary:
         return None
     if making.loader.batch and not _float_images(making.loader):  # of bytes nothing is scaled
         return None
@@ -284,11 +267,11 @@ def _batchwise(making: Making) -> CodeAdvice | None:
     timed = [f"{n} {fmt.ms(cost)}" for n, cost in making.workers.transforms if bare(n) in last]
     return making.advice(
         title=f"{' and '.join(last)} for the whole batch, not for each sample",
-        idea=worked.batchwise(making.loader, last),
+        idea=worked.batchwise(making.loader, last, scaled=scaled),
         code=scaled_whole(making.facts, last),
         part=part + beside,
         evidence=f"{', '.join(timed)} a sample: {fmt.share(part)} of a batch.",
-        axis="uint8",
+        axis="uint8" if scaled else None,
     )
 
 

@@ -25,14 +25,21 @@ from loaderdoctor.advice.code import (
     edit_loader_call,
     loader_call,
 )
+from loaderdoctor.advice.transform_names import (
+    CONVERTING,
+    only_converts,
+    scales_bytes,
+    transform_names,
+)
+from loaderdoctor.facts import Facts
 from loaderdoctor.instrument.wire.records import LoaderRecord, StoreRecord, TensorRecord
 from loaderdoctor.settings import Settings
 
 _LOADER = "\nloader = DataLoader("
 # Channels come last in what fromarray() takes, and there are so many of them.
 MAX_CHANNELS = 4
-# Transforms that make a tensor of a picture.
-CONVERTING = frozenset({"ToTensor", "PILToTensor", "ToImage"})
+# What a dataset holds for each sample, and the tensor of a batch that it becomes.
+Column = tuple[StoreRecord, TensorRecord]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,21 +107,63 @@ def over_call(loader: LoaderRecord, call: str, dataset: str, wrapping: Wrapping)
     return with_dataset(alone, dataset, collate="as_it_is" if wrapping.slices else None)
 
 
-def from_array(loader: LoaderRecord | None) -> Wrapping | None:
+def from_array(facts: Facts) -> Wrapping | None:
     """FROM_ARRAY for the dataset's array of images: its name, layout, mean and deviation.
 
-    None where the script's line does not name the dataset.
+    None where its samples are not known to be images of that array, converted and no more.
     """
-    images, labels = image_store(loader), label_store(loader)
-    if loader is None or images is None or not has_name(loader):
-        return None  # without a name: the array of a dataset that the line makes
-    text = dataset_snippets.FROM_ARRAY.replace(".unsqueeze(1)", _to_channels_first(images))
-    if images.dtype != "uint8":  # ToTensor() scales bytes only
-        text = text.replace(".div_(255)", "")
+    found, loader = image_columns(facts), facts.main_loader
+    if found is None or loader is None:
+        return None
+    (images, image), (labels, label) = found
+    text = dataset_snippets.FROM_ARRAY
+    scaling = ".float().div_(255)" if images.dtype == "uint8" else ".float()"
+    if image.dtype == "uint8":
+        scaling = ""
+    text = text.replace(".unsqueeze(1).float().div_(255)", _to_channels_first(images) + scaling)
     text = text.replace(".sub_(0.1307).div_(0.3081)", _normalised(loader))
-    name = dataset_name(loader)
-    arguments = f"{name}.{images.path}, {name}.{labels.path if labels else 'targets'}"
-    return Wrapping(code=_definitions(text), dataset=f"Batches({arguments})", slices=True)
+    text = text.replace("dataset.data", f"dataset.{images.path}")
+    cast = (
+        "" if labels.dtype == label.dtype or labels.kind == "list" else f".to(torch.{label.dtype})"
+    )
+    text = text.replace("dataset.targets)", f"dataset.{labels.path}){cast}")
+    return Wrapping(code=_definitions(text), dataset="Batches({})", slices=True)
+
+
+def image_columns(facts: Facts) -> tuple[Column, Column] | None:
+    """The dataset's array of images and its labels, each with the tensor of a batch it becomes.
+
+    None where samples may be anything else: of other arrays, augmented, resized, scaled otherwise.
+    """
+    loader = facts.main_loader
+    if loader is None or loader.kind != "map" or loader.collate != "default_collate":
+        return None
+    if [tensor.path for tensor in loader.batch] != ["[0]", "[1]"] or not only_converts(facts):
+        return None
+    image, label = loader.batch
+    own = [s for s in loader.stores if not s.path.startswith("dataset.")]  # of other lengths
+    of_images = [
+        s for s in own if s.kind in ("array", "tensor") and _shape_of(s) == image.shape[1:]
+    ]
+    of_labels = [s for s in own if _may_be_labels(s, label)]
+    if len(of_images) != 1 or len(of_labels) != 1:
+        return None
+    converted = _converted(facts, of_images[0], image)
+    return ((of_images[0], image), (of_labels[0], label)) if converted else None
+
+
+def _converted(facts: Facts, images: StoreRecord, image: TensorRecord) -> bool:
+    """Whether that makes these of them: 0 … 1 of bytes, normalised as was recorded."""
+    names, loader = transform_names(facts), facts.main_loader
+    normalised = "Normalize" in names
+    if loader is None or (normalised and loader.normalisation is None):
+        return False
+    if image.dtype == "uint8":
+        return images.dtype == "uint8" and loader.normalisation is None
+    if image.dtype != "float32":
+        return False
+    # Without a Compose its __getitem__ does it; whether as to_tensor() does, the code compares.
+    return images.dtype.startswith("float") or not names or scales_bytes(facts, names) is True
 
 
 def sliced(loader: LoaderRecord | None) -> Wrapping | None:
@@ -164,15 +213,20 @@ def _definitions(text: str) -> str:
     return text[: text.rindex(_LOADER)]
 
 
-def batchwise(loader: LoaderRecord | None, last: Sequence[str]) -> str:
-    """In a sentence: leave the `last` transforms out, with the dataset's own mean and deviation."""
+def batchwise(loader: LoaderRecord | None, last: Sequence[str], *, scaled: bool) -> str:
+    """In a sentence: leave the `last` transforms out, with the dataset's own mean and deviation.
+
+    `scaled`: they make 0 … 1 of bytes.
+    """
     names = " and ".join(f"{x}()" for x in last)
     left = f"Leave {names} out of {dataset_name(loader)}'s transform"
     if any(name in CONVERTING for name in last):  # else samples are tensors before these
         left += " (PILToTensor() in their place)"
-    scaled = _normalised(loader) if loader is not None else ""
-    scaled = scaled.replace("]).view", "], device=device).view")
-    return f"{left}, and scale the whole batch: `images.to(device).float().div_(255){scaled}`."
+    normalised = _normalised(loader) if loader is not None else ""
+    normalised = normalised.replace("]).view", "], device=device).view")
+    floats = ".float().div_(255)" if scaled else ".float()"
+    then = ", and give that to Normalize()" if "Normalize" in last and not normalised else ""
+    return f"{left}, and scale the whole batch: `images.to(device){floats}{normalised}`{then}."
 
 
 def over_own_line(loader: LoaderRecord | None, wrapping: Wrapping) -> str | None:
@@ -211,12 +265,6 @@ def dataset_source(loader: LoaderRecord | None) -> str:
     return _written(loader) or "dataset"
 
 
-def has_name(loader: LoaderRecord | None) -> bool:
-    """Whether the script calls its dataset something."""
-    written = _written(loader)
-    return written is not None and _is_name(written)
-
-
 def with_dataset(
     loader: LoaderRecord | None, dataset: str, *, collate: str | None = None
 ) -> CodeEdit | None:
@@ -252,18 +300,27 @@ def with_dataset(
     return CodeEdit(before=source, after=after)
 
 
-def image_store(loader: LoaderRecord | None) -> StoreRecord | None:
-    """The array or tensor of all images, where the dataset holds one."""
-    stores = loader.stores if loader is not None else ()
-    return next(
-        (s for s in stores if s.kind in ("array", "tensor") and len(s.shape) in (3, 4)), None
+def _may_be_labels(store: StoreRecord, label: TensorRecord) -> bool:
+    """Whether it holds a number for each sample that may be this one of a batch."""
+    if len(label.shape) != 1:
+        return False
+    if store.kind == "list":
+        return (store.entry, label.dtype) == ("int", "int64")
+    whole = "int" in label.dtype
+    return (
+        store.kind in ("tensor", "array")
+        and len(store.shape) == 1
+        and (("int" in store.dtype) if whole else store.dtype == label.dtype)
     )
 
 
-def label_store(loader: LoaderRecord | None) -> StoreRecord | None:
-    """One number for each sample."""
-    stores = loader.stores if loader is not None else ()
-    return next((s for s in stores if len(s.shape) == 1 or s.entry in ("int", "float")), None)
+def _shape_of(images: StoreRecord) -> tuple[int, ...]:
+    """An image of the array as (channels, height, width)."""
+    if len(images.shape) == 3:
+        return (1, *images.shape[1:])
+    if len(images.shape) == 4 and images.shape[-1] <= MAX_CHANNELS:
+        return (images.shape[-1], *images.shape[1:-1])
+    return images.shape[1:]
 
 
 def _to_channels_first(images: StoreRecord) -> str:

@@ -126,7 +126,7 @@ class Measurer:
                 tensor_memory=_tensor_memory_due(trial),
                 drain=self._drains(trial),
                 fetch_limit_s=self._fetch_limit_s(limit_s) if mode == "trial" else None,
-                cache_limit_s=self._options.cache_limit_s if trial.settings.cache else None,
+                cache_limit_s=self._options.cache_limit_s if _keeps_samples(trial) else None,
             ),
             trial,
         )
@@ -296,6 +296,11 @@ class Measurer:
                 raise OverError("the script ended before the sweep did")
             trial.fail("failed" if done.status == "failed" else "skipped", reason)
         return done
+
+
+def _keeps_samples(trial: Trial) -> bool:
+    """Whether it makes each sample once: of what is drawn at random that is another training."""
+    return bool(trial.settings.cache or trial.settings.resident)
 
 
 def _tensor_memory_due(trial: Trial) -> bool:

@@ -12,7 +12,7 @@ from loaderdoctor.advice.ideas import CHANGES
 from loaderdoctor.advice.prescription import candidates, code_advice, not_advised, prescribe
 from loaderdoctor.attribution.combine import facts_of_trace
 from loaderdoctor.facts import Facts
-from loaderdoctor.findings import Finding, Kind
+from loaderdoctor.findings import Finding, Kind, Severity
 from loaderdoctor.findings.input_parts import pool_ms
 from loaderdoctor.findings.rules import find
 from loaderdoctor.settings import Settings
@@ -75,7 +75,7 @@ def test_a_trace_alone_has_no_settings_to_change() -> None:
 def test_a_stream_is_told_to_yield_batches_itself() -> None:
     """torch's fetcher of an iterable dataset calls no `__getitems__`."""
     tiny = Finding(
-        kind=Kind.OVERHEAD_BOUND_LOADER, severity="high", share=0.5, summary="", advice="",
+        kind=Kind.OVERHEAD_BOUND_LOADER, severity=Severity.HIGH, share=0.5, summary="", advice="",
         evidence={"sample_us": 9.0},
     )  # fmt: skip
     for kind, says in (("iterable", "`__iter__` yield"), ("map", "__getitems__")):
@@ -86,7 +86,7 @@ def test_a_stream_is_told_to_yield_batches_itself() -> None:
 @pytest.mark.parametrize("buffer", ["replay", None])
 def test_no_worker_does_what_fills_the_buffer_that_its_dataset_reads(buffer: str | None) -> None:
     work = Finding(
-        kind=Kind.WORK_BETWEEN_STEPS, severity="high", share=0.5, summary="", advice="",
+        kind=Kind.WORK_BETWEEN_STEPS, severity=Severity.HIGH, share=0.5, summary="", advice="",
         evidence={"what": "numpy", "before_forward_pass": True},
     )  # fmt: skip
     facts = loop_loads(loaders=(loader(safety={"changed_while_read": buffer}),))
@@ -301,6 +301,9 @@ def test_a_small_dataset_of_tiny_samples_becomes_resident_and_gets_no_workers() 
     assert "919 MiB of device memory" in resident.caution
     assert Settings(num_workers=0) in found
     assert all((s.num_workers or 0) == 0 for s in found)
+    for drawn in ({"randomness": ("Photos.augment",)}, {"augmentations": ("RandomCrop",)}):
+        varied = replace(facts, loaders=(loader(n_samples=6400, code="DataLoader(d)", **drawn),))
+        assert not any(s.resident for s in by_settings(varied))
     assert any(a.kind is Kind.OVERHEAD_BOUND_LOADER for a in prescribe(facts, find(facts)).advice)
 
 

@@ -95,7 +95,9 @@ def test_random_transforms_keep_their_place_behind_the_cache() -> None:
     cache = one(facts, "Keep what comes before RandomCrop in memory")
     assert cache.bound_ms == pytest.approx((6.4 - 64 * 0.04) * MOST)
     assert cache.axis is None
-    assert "RandomCrop must be drawn again each epoch" in str(cache.evidence)
+    assert "RandomCrop must be drawn again each epoch, so only what comes before RandomCrop" in str(
+        cache.evidence
+    )
     not_advised = {w.setting: w.reason for w in prescribe(facts, find(facts)).not_advised}
     assert "RandomCrop must be drawn again in each epoch" in not_advised["cache"]
 
@@ -227,7 +229,10 @@ PIN, WIDE = found(Kind.PIN_THREAD_BOUND, 0.4), found(Kind.WIDE_DTYPE_COPY, 0.15)
 
 
 @pytest.mark.parametrize("n_workers", [0, 1, 8])
-@pytest.mark.parametrize("last", [("PILToTensor",), ("ToImage",), ("ToTensor", "Normalize")])
+@pytest.mark.parametrize(
+    "last",
+    [("PILToTensor", "ConvertDtype"), ("ToImage", "ConvertImageDtype"), ("ToTensor", "Normalize")],
+)
 def test_bytes_are_not_advised_to_become_bytes(last: tuple[str, ...], n_workers: int) -> None:
     steps = (("Resize", 0.05), *((name, 0.02) for name in last))
     made = {"batch_ms": 8.0, "fetch_ms": 7.0, "transforms": steps}

@@ -20,7 +20,6 @@ from loaderdoctor.instrument.dataset.dataset_code import normalisation, stores
 from loaderdoctor.instrument.wire.records import LoaderRecord, TensorRecord
 from loaderdoctor.settings import Settings
 from tests.findings import format_cases as cases
-from tests.findings.routes_facts import starved
 
 LINE = "loader = DataLoader(train_set, batch_size=16, shuffle=True)"
 
@@ -105,7 +104,7 @@ def test_batches_that_are_slices_need_no_workers() -> None:
 @pytest.mark.parametrize("make", [cases.OfImages, cases.OfColours])
 def test_scaling_whole_batches_gives_the_same_floats(make: Any) -> None:
     old, new = make(), make()
-    idea = worked.batchwise(record(new), ("ToTensor", "Normalize"))
+    idea = worked.batchwise(record(new), ("ToTensor", "Normalize"), scaled=True)
     assert "ToTensor() and Normalize() out of train_set's transform (PILToTensor()" in idea
     expression = idea.partition("`")[2].partition("`")[0]
     steps = new.transform.transforms[:-2]
@@ -119,9 +118,10 @@ def test_scaling_whole_batches_gives_the_same_floats(make: Any) -> None:
 
 
 def test_scaling_alone_is_taken_out_where_samples_are_tensors_already() -> None:
-    idea = worked.batchwise(record(), ("Normalize",))
+    idea = worked.batchwise(record(), ("Normalize",), scaled=False)
     assert idea.startswith("Leave Normalize() out of train_set's transform, and")
     assert ".sub_(" not in idea  # none was recorded: nothing is made up
+    assert "`images.to(device).float()`, and give that to Normalize()." in idea
 
 
 def test_random_transforms_stay_behind_the_cache_and_are_drawn_again() -> None:
@@ -188,11 +188,6 @@ def test_a_dataset_that_the_line_makes_is_wrapped_where_it_stands(code: str, mad
     compile(edit.after, "edited", "exec")
     kept = edit.after.replace("Cached(", "", 1)
     assert sorted(filter(str.isalnum, kept)) == sorted(filter(str.isalnum, code))
-
-
-def test_the_array_of_a_dataset_that_the_line_makes_has_no_name_to_be_taken_by() -> None:
-    facts = starved(loader_={"code": "loader = DataLoader(MNIST(root), 64)"})
-    assert worked.from_array(facts.main_loader) is None
 
 
 @pytest.mark.parametrize(

@@ -212,12 +212,13 @@ def test_samples_kept_in_memory_are_tried_beside_the_settings_and_never_added_to
     assert first.count("plain") == 1  # the same rounds as the settings'
 
 
-def test_only_the_cache_is_given_a_time_to_fill() -> None:
+def test_only_what_keeps_samples_is_given_a_time_to_fill() -> None:
     script_run = SimulatedRun({"plain": 20.0}, trial_ms=cached_or_workers)
-    verifier(script_run).verify([PINNED], rest_ms=None, in_code=[CACHED])
+    resident = Settings(resident=True)
+    verifier(script_run).verify([PINNED, resident], rest_ms=None, in_code=[CACHED])
     limits = {r.settings: r.cache_limit_s for r in script_run.asked if r.settings is not None}
     assert limits[PINNED] is None
-    assert limits[CACHED] == MAX_CACHE_S
+    assert limits[CACHED] == limits[resident] == MAX_CACHE_S
 
 
 def test_where_time_is_short_settings_go_before_code() -> None:

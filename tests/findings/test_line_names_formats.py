@@ -27,6 +27,7 @@ from loaderdoctor.findings import Finding, Kind, Severity
 from loaderdoctor.findings.line_names import FORMATS, MIN_STACK_SAMPLES, conversion
 from loaderdoctor.findings.rules.batch_making import dataset_format_bound
 from loaderdoctor.instrument.dataset.dataset_code import normalisation, stores
+from loaderdoctor.instrument.wire.records import TensorRecord
 from loaderdoctor.instrument.wire.worker_records import read
 from loaderdoctor.instrument.workers import worker, worker_sampling
 from tests.findings import format_cases as cases
@@ -83,9 +84,24 @@ def starved(dataset: Any, seen: WorkerFacts) -> Facts:
         code=LINE,
         stores=stores(dataset),
         normalisation=normalisation(dataset),
+        batch=in_batch(dataset),
     )
     return with_exposed(
         input_=0.7, loaders=(record,), workers=replace(workers(n_workers=0), lines=seen.lines)
+    )
+
+
+def in_batch(dataset: Any) -> tuple[TensorRecord, ...]:
+    """The tensors of a batch, as the loop receives them."""
+    batch = next(iter(DataLoader(dataset, batch_size=16)))
+    return tuple(
+        TensorRecord(
+            path=f"[{i}]",
+            shape=tuple(x.shape),
+            dtype=str(x.dtype).removeprefix("torch."),
+            n_bytes=x.nbytes,
+        )
+        for i, x in enumerate(batch)
     )
 
 
@@ -192,7 +208,7 @@ def test_batches_from_the_array_are_those_that_went_through_pil(
     dataset = make()
     example = advised("pil-round-trip", dataset)
     assert f"- {LINE}" in example
-    assert "+ train_loader = DataLoader(Batches(train_set.data, train_set.targets)" in example
+    assert "+ train_loader = DataLoader(Batches(train_set)" in example
     new = written(example, train_set=dataset)["train_loader"]
     assert type(new.sampler).__name__ == "RandomSampler"
     in_order = DataLoader(new.dataset, batch_size=new.batch_size, collate_fn=new.collate_fn)

@@ -30,7 +30,7 @@ def test_digits_through_pil_get_a_cache_that_was_tried_and_code_in_their_own_nam
     assert cache.measured_step_ms is not None or cache.predicted_step_ms is not None
     assert "+ train_loader = DataLoader(Cached(train_set), batch_size=64" in cache.code
     slices = done.settings["Slice whole batches out of train_set.data, without PIL between"]
-    assert "Batches(train_set.data, train_set.targets)" in slices.code
+    assert "Batches(train_set)" in slices.code
     assert slices.predicted_from == "ablation" and "At most" in (slices.summary or "")
 
 

@@ -95,7 +95,8 @@ def open_trial(
     for the caller (`transfer.ForceTransfer`) unless the batch is moved here, and so
     are the compute axes (`compute.Compute`). `note` is told what the report must say,
     `opened` of what the trial holds and must be gone once its source is closed.
-    `cache_limit_s`: as the limit of `CachedDataset`. `n_alike`: loaders to be opened together, this
+    `cache_limit_s`: as the limit of `CachedDataset`; where there is one, `resident` refuses samples
+    that vary, too. `n_alike`: loaders to be opened together, this
     one included, which must have room next to one another. `n_drawn`: as of `from_batch`.
 
     Raises TrialRefused where the trial must not be run, whatever torch and the user's code raise
@@ -154,6 +155,7 @@ def open_trial(
             fetch_limit_s,
             note,
             n=_n_resident(loader, settings.portion),
+            refuse_random=cache_limit_s is not None,
         )
     if data.normalise is not None and to_device is not None:
         to_device = NormalisingToDevice(to_device, data.normalise)

@@ -124,6 +124,10 @@ class ResidentSource:
         return time.perf_counter_ns() - began
 
 
+def _refuse(kind: str, text: str) -> None:
+    raise TrialRefused(text.removeprefix("resident: "))
+
+
 def _nothing(*_: Any) -> Any:
     raise StopIteration
 
@@ -138,10 +142,12 @@ def resident(
     note: Note,
     *,
     n: int,
+    refuse_random: bool = False,
 ) -> ResidentSource:
     """The first `n` samples on the device, in the order in which `sampling` asks for them.
 
-    Raises TrialRefused where they don't fit, filling takes too long, or batches are no rows.
+    Raises TrialRefused where they don't fit, filling takes too long, or batches are no rows, and
+    with `refuse_random` where samples that are made again come out differently.
     """
     began = time.perf_counter_ns()
     room = _Room(to_device.device)
@@ -155,7 +161,7 @@ def resident(
     )
     with put_back():
         if batched:
-            pick = _rows(filling, to_device, room, n, note)
+            pick = _rows(filling, to_device, room, n, _refuse if refuse_random else note)
         else:
             samples = _in_order(filling.source(range(n)), to_device, room, n)
 

@@ -129,7 +129,7 @@ class WindowRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     tensor_memory: bool = False  # without an accelerator: one more step, for tensor_peak_bytes
     fetch_limit_s: float | None = None  # trial: a batch that takes longer hangs; None: 120 s
     # Trial with `cache`: make samples for so long at most, and refuse a dataset whose samples vary.
-    # None: all of them are made, as they come.
+    # None: all of them are made, as they come. With `resident`, where all must be, only the latter.
     cache_limit_s: float | None = None
     drain: bool = False  # trial: fetch batches back to back, the loop gets none of them
     # Record torch's memory history meanwhile, so many events of it at most; 0: don't.

@@ -167,6 +167,11 @@ def test_what_is_drawn_once_is_said() -> None:
     assert not_compared(DataLoader(Drawn(16), batch_size=4)) == ["resident-frozen"]
     assert torch.equal(torch.get_rng_state(), before)
     assert not_compared(DataLoader(Squares(16), batch_size=4)) == []
+    # A diagnosis, which would recommend it, tries no such thing.
+    limited = {**ON_CPU, "cache_limit_s": 2.0}
+    drawn = DataLoader(Drawn(16), batch_size=4)
+    assert "made again came out differently" in reason(drawn, RESIDENT, **limited)
+    opened(DataLoader(Squares(16), batch_size=4), RESIDENT, **limited).close()
 
 
 def not_compared(loader: DataLoader[Any]) -> list[str]:

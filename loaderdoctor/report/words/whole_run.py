@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from loaderdoctor import format as fmt
-from loaderdoctor.report.model import Report, Wall
+from loaderdoctor.report.model import Report
+from loaderdoctor.report.run_model import Wall
 from loaderdoctor.report.words.changes import changes_of
 
 

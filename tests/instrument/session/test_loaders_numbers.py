@@ -16,7 +16,7 @@ from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.command import MessagePipe
 from loaderdoctor.instrument.session import Session
 from loaderdoctor.instrument.wire.channel import encoded
-from loaderdoctor.instrument.wire.protocol import FromRun, Progress
+from loaderdoctor.instrument.wire.protocol import Ended, FromRun, Progress
 from loaderdoctor.instrument.wire.record_file import Kind, RecordWriter
 from loaderdoctor.instrument.wire.records import LoaderRecord
 from tests.instrument.watched import Numbers, QueuedChannel, Trainer, watch
@@ -45,8 +45,9 @@ def sent(loader: DataLoader[Any]) -> LoaderRecord:
                 trainer.step(x)
 
     messages = [msgspec.json.decode(encoded(m), type=FromRun) for m in watch(loop).sent]
-    record: LoaderRecord = messages[-1].loaders[0]
-    return record
+    last = messages[-1]
+    assert isinstance(last, Ended)
+    return last.loaders[0]
 
 
 def test_numbers_of_numpy_are_told_as_pythons_own() -> None:

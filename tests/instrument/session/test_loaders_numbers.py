@@ -35,7 +35,7 @@ class InFours(Sampler[list[int]]):
         return 8
 
 
-def sent(loader: DataLoader[Any]) -> LoaderRecord:
+def told(loader: DataLoader[Any]) -> LoaderRecord:
     """What the command gets to know of a loader that is trained on: of all messages the last."""
 
     def loop() -> None:
@@ -44,8 +44,8 @@ def sent(loader: DataLoader[Any]) -> LoaderRecord:
             for x, _ in loader:
                 trainer.step(x)
 
-    messages = [msgspec.json.decode(encoded(m), type=FromRun) for m in watch(loop).sent]
-    record: LoaderRecord = messages[-1].loaders[0]
+    sent: list[Any] = [msgspec.json.decode(encoded(m), type=FromRun) for m in watch(loop).sent]
+    record: LoaderRecord = sent[-1].loaders[0]
     return record
 
 
@@ -54,16 +54,16 @@ def test_numbers_of_numpy_are_told_as_pythons_own() -> None:
     loader: Any = DataLoader(
         Numbers(32), 4, num_workers=one, prefetch_factor=one, persistent_workers=one
     )
-    settings = sent(loader).settings
+    settings = told(loader).settings
     assert (settings.num_workers, settings.prefetch_factor) == (1, 1)
     assert settings.persistent_workers is True
 
 
 @pytest.mark.parametrize(
-    ("size", "told"), [(np.int64(4), 4), (torch.tensor(4), 4), ([4, 8], None), (4.0, None)]
+    ("size", "known"), [(np.int64(4), 4), (torch.tensor(4), 4), ([4, 8], None), (4.0, None)]
 )
-def test_a_batch_samplers_size_is_a_number_or_not_known(size: Any, told: int | None) -> None:
-    assert sent(DataLoader(Numbers(32), batch_sampler=InFours(size))).batch_size == told
+def test_a_batch_samplers_size_is_a_number_or_not_known(size: Any, known: int | None) -> None:
+    assert told(DataLoader(Numbers(32), batch_sampler=InFours(size))).batch_size == known
 
 
 def test_what_a_loader_has_for_a_number_is_recorded(tmp_path: Path) -> None:
@@ -72,9 +72,9 @@ def test_what_a_loader_has_for_a_number_is_recorded(tmp_path: Path) -> None:
     writer.add_json(Kind.ITERATOR, {"prefetch_factor": object()})
     writer.close()
     (path,) = tmp_path.iterdir()
-    told = path.read_bytes()
-    assert b'{"prefetch_factor":2,"num_workers":2.5}' in told
-    assert told.endswith(b'{"prefetch_factor":null}')
+    recorded = path.read_bytes()
+    assert b'{"prefetch_factor":2,"num_workers":2.5}' in recorded
+    assert recorded.endswith(b'{"prefetch_factor":null}')
 
 
 def test_a_script_whose_end_can_not_be_told_ends_unwatched_all_the_same(
